@@ -45,7 +45,7 @@ from dkrr.text import format_seconds
 
 @dataclass(frozen=True)
 class Session:
-    """One call of the command."""
+    """State of a call of the command."""
 
     size: Size
     out: Path
@@ -142,7 +142,7 @@ def run_step(step: Step, session: Session, attempt: int) -> Record:
 
 
 def _run(command: list[str], step: Step, limit: float) -> tuple[str, str, list[Record]]:
-    """How a process ended, its last words, and the lines of JSON that it printed; its tables go to our stderr."""
+    """Run a process: how it ended, its last line, and its lines of JSON; its tables go to our stderr."""
     words: deque[str] = deque(maxlen=1)
 
     def forward(stream: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the benchmarks know of the planner's inside: which candidates it prices, how they differ, how to take one.
+"""Access of the benchmarks to the planner's internals: its candidates, how they differ, how to select one.
 
 `benchmarks.cases` and `benchmarks.ways` need nothing else of it, so another planner needs only other functions here.
 """
@@ -19,21 +19,21 @@ from dkrr.planning.strategy import Float32Factor, Iterative, RowPasses, TileProd
 
 def tier(c: Strategy) -> str:
     """Where the matrix is while it is used."""
-    how = c.how
-    if not isinstance(how, Iterative):
+    details = c.details
+    if not isinstance(details, Iterative):
         return "in memory" if c.place.is_memory else "tiles on disk"
-    if isinstance(how.products, RowPasses):
+    if isinstance(details.products, RowPasses):
         return "rows streamed"
-    kept = how.products.kept_fraction(c.place.slots)
+    kept = details.products.kept_fraction(c.place.slots)
     return "in memory" if kept == 1 else "partly in memory" if kept else "formed at every pass"
 
 
 def precision(c: Strategy) -> str:
     """Precision of the products, or of the factor."""
-    how = c.how
-    if isinstance(how, Iterative) and isinstance(how.products, TileProducts):
-        return how.products.precision
-    return "float32" if isinstance(c.how, Float32Factor) else "float64"
+    details = c.details
+    if isinstance(details, Iterative) and isinstance(details.products, TileProducts):
+        return details.products.precision
+    return "float32" if isinstance(c.details, Float32Factor) else "float64"
 
 
 def tile(c: Strategy) -> int:
@@ -43,16 +43,20 @@ def tile(c: Strategy) -> int:
 
 def kept_tiles(c: Strategy) -> int:
     """Tiles that every place keeps in memory."""
-    how = c.how
-    return how.products.kept_tiles if isinstance(how, Iterative) and isinstance(how.products, TileProducts) else 0
+    details = c.details
+    return (
+        details.products.kept_tiles
+        if isinstance(details, Iterative) and isinstance(details.products, TileProducts)
+        else 0
+    )
 
 
 def kind(c: Strategy) -> dict[str, Any]:
-    """What tells candidates apart that are really different; the rest is detail."""
-    on_tiles = c.execution != "memory" and (c.solver == "cholesky" or isinstance(c.how, Float32Factor))
+    """Properties in which candidates really differ; the rest is detail."""
+    on_tiles = c.execution != "memory" and (c.solver == "cholesky" or isinstance(c.details, Float32Factor))
     return {
         "form": c.form,
-        "solver": "float32" if isinstance(c.how, Float32Factor) else c.solver,
+        "solver": "float32" if isinstance(c.details, Float32Factor) else c.solver,
         "execution": c.execution,
         "n_workers": c.n_workers,
         "precision": precision(c),
@@ -138,7 +142,7 @@ def known_iterations(plan: Plan, result: SolveResult) -> Strategy:
     c = plan.chosen
     if c.solver == "cholesky" or not result.iterations or plan.problem.loss != "squared":
         return c
-    groups = len(plan.problem.alphas) if isinstance(c.how, Float32Factor) else 1
+    groups = len(plan.problem.alphas) if isinstance(c.details, Float32Factor) else 1
     with ExitStack() as stack:
         for name, value in {
             "multiplied.iterations_expected": lambda *_: result.iterations,

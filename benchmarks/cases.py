@@ -1,4 +1,4 @@
-"""One fit, planned and measured: what `benchmarks.plans` runs, each in its own process.
+"""A fit, planned and measured; `benchmarks.plans` runs each in its own process.
 
 ``python -m benchmarks.cases '{"name": "one", "n": 3000}'`` prints one line of JSON: what the plan promised, what
 happened, and the ratios of the two. `benchmarks.ways` prints how the planner could have solved the problem.
@@ -32,6 +32,7 @@ from benchmarks.local_client import local_client
 from benchmarks.machine import LoadMeter, describe_machine
 from benchmarks.peers import SEED, Floats
 from dkrr.checks import parse_bytes
+from dkrr.cluster import process
 from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
 from dkrr.fitting import run
 from dkrr.kernels import Matern
@@ -55,7 +56,7 @@ _ROWS_AT_ONCE = 2**15
 
 @dataclass(frozen=True)
 class Case:
-    """One fit of standard normal rows, or one search over λ."""
+    """Fit of standard normal rows, or search over λ."""
 
     name: str
     n: int
@@ -75,7 +76,7 @@ class Case:
     loss: Literal["squared", "logistic"] = "squared"
     """squared or logistic."""
     folds: int = 0
-    """Of a search, without the fit with the chosen λ; 0: a fit."""
+    """Folds of a search, without the fit with the chosen λ; 0: a fit."""
     fit_intercept: bool = False
     tol: float = 1e-6
     memory_limit: str = "4GiB"
@@ -147,7 +148,7 @@ class Case:
         }
 
     def plan(self, X: Any, y: Any) -> Plan | SelectionPlan:
-        """What the estimator would do."""
+        """Plan of the estimator."""
         found: Plan | SelectionPlan = dkrr.plan(X, y, loss=self.loss, **self.settings())
         return found
 
@@ -187,7 +188,7 @@ def surroundings(case: Case, folder: Path) -> Iterator[None]:
 @contextmanager
 def memory_of_first_plan() -> Iterator[None]:
     """All plans of this process count the memory that it held before the first one, as every one leaves some behind."""
-    original, first = detection.resident_bytes, list[int]()
+    original, first = process.resident_bytes, list[int]()
 
     def resident_bytes() -> int:
         if not first:
@@ -260,7 +261,7 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def compare(model: Any, seconds: float, planning_seconds: float, caller_peak: int) -> dict[str, Any]:
-    """What was promised beside what happened; ratios are predicted / measured."""
+    """Projected and measured figures; ratios are predicted / measured."""
     search: SelectionPlan | None = getattr(model, "selection_plan_", None)
     plan: Plan = model.plan_ if search is None else search.plan
     record = {
@@ -307,7 +308,7 @@ def _compare_fit(plan: Plan, result: SolveResult, measured: dict[str, Any], call
 def promises(c: Strategy) -> dict[str, float]:
     """Figures of a candidate."""
     figures = {name: getattr(c, name) for name in (*FIGURES, "disk_bytes", "limit_bytes")}
-    return figures | {name: getattr(c.how, name, 0) for name in ("iterations", "rank")}
+    return figures | {name: getattr(c.details, name, 0) for name in ("iterations", "rank")}
 
 
 def ratios(predicted: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float | None]:

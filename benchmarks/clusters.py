@@ -32,7 +32,7 @@ PEAK_INTERVALS = 100
 
 @dataclass(frozen=True, slots=True)
 class TaskWork:
-    """What one task takes on a core that waits for nothing."""
+    """Work of a task on a core that waits for nothing."""
 
     seconds: float
     read_bytes: float = 0.0
@@ -58,11 +58,11 @@ class WideCluster(SimulatedCluster):
     losses_per_worker_hour: float = 0.0
     """Rate of the Poisson process that removes workers."""
     replacement_seconds: float | None = None
-    """From the loss of a worker to its successor; None: it has none."""
+    """Time from the loss of a worker to its successor; None: it has none."""
     start_seconds: float = 0.0
     """Until the first worker has started."""
     start_spread_seconds: float = 0.0
-    """From the first worker to the last; they start at equal intervals."""
+    """Time from the start of the first worker to that of the last; they start at equal intervals."""
     random_state: int = 0
 
 

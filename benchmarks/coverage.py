@@ -1,4 +1,4 @@
-"""How many new targets do intervals hold: CV+ and the Gaussian process, on three real data sets.
+"""Coverage of intervals of new targets: CV+ and the Gaussian process, on three real data sets.
 
 One command, one line of JSON on stdout for every data set and kind of interval, and a table on stderr::
 
@@ -52,7 +52,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Intervals:
-    """What the intervals of one split hold."""
+    """Coverage and width of the intervals of one split."""
 
     coverage: float
     width: float

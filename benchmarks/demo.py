@@ -69,7 +69,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Scores:
-    """How well a model predicts the held-out rows."""
+    """Scores of a model at the held-out rows."""
 
     r2: float
     """Coefficient of determination."""
@@ -79,7 +79,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Run:
-    """What one fit took, for the table."""
+    """Measurements of one fit, for the table."""
 
     n_train: int
     n_test: int
@@ -98,7 +98,7 @@ class Run:
     solver: str
     """"cg" or "cholesky", with what it took."""
     other: str
-    """The same for the other solver."""
+    """Name and measurements of the other solver."""
     disagreement: float
     """Largest difference between the predictions of the two, relative to the largest prediction."""
 

@@ -1,4 +1,4 @@
-"""One factorisation beside another: with its tiles in a folder of this machine, and in a bucket.
+"""Two factorisations compared: with the tiles in a folder of this machine, and in a bucket.
 
 One command starts a server of the S3 interface on this machine (moto's, in its own process, on the loopback
 interface), calibrates the machine and the folder's disk, and fits the same rows with a store in each; one
@@ -64,7 +64,7 @@ def environment(endpoint: str) -> Iterator[None]:
 
 
 def measure(where: str, store: str, n: int, tile: int | None, workers: int, memory: int) -> dict[str, Any]:
-    """One fit with new workers that run already: planned and measured seconds, and what its tasks waited for."""
+    """Measure a fit with new workers that run already: planned and measured seconds, and waiting times of its tasks."""
     X, y = rows(n)
     model = dkrr.KernelRidge(
         alpha=ALPHA, kernel="rbf", gamma=1 / D, solver=Cholesky(), form="dual", tile=tile, store=store

@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 TOTAL_FLIGHTS = 327_346
-"""Those whose time of arrival is known."""
+"""Flights whose time of arrival is known."""
 LATE_MINUTES = 15
 HELD_OUT = 0.25
 """Fraction of the rows that are held out: the same rows for every other setting."""
@@ -178,7 +178,7 @@ class Stored:
 
     @classmethod
     def open(cls, folder: Path) -> "Stored":
-        """What `write` left in a folder."""
+        """Data that `write` left in a folder."""
         x, x_test = (zarr.open_array(folder / name, mode="r") for name in ("x", "x_test"))
         return cls(folder, x.shape[0], x_test.shape[0], x.shape[1])
 
@@ -188,7 +188,7 @@ def write(
 ) -> Stored:
     """Write standardised rows of a random sample to a folder, block by block.
 
-    Of one random permutation the last quarter is held out; fewer rows are the first ones of either part.
+    The last quarter of a random permutation is held out; fewer rows are the first ones of both sets.
 
     Parameters
     ----------
@@ -203,7 +203,7 @@ def write(
     Raises
     ------
     ValueError
-        If there are not so many.
+        If there are fewer rows.
     """
     flights = load() if flights is None else flights
     order = np.random.default_rng(SEED).permutation(flights.n)

@@ -42,12 +42,12 @@ MAX_SIZES = 9
 MAX_N = 16_000
 """Rows beyond which no crossover of the solvers is looked for: a factorisation takes 20 s on two cores."""
 SHORT_SECONDS, REPEATS = 0.5, 5
-"""What takes less time is repeated, and the shortest time counts."""
+"""Seconds below which a measurement is repeated, and how often; the shortest time counts."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One panel of the picture."""
+    """Data of one panel of the picture."""
 
     title: str
     kernel: str
@@ -101,7 +101,7 @@ _LIGHTER = 0.45
 
 
 def pick(case: Case, n: int, d: int, memory_limit: str, workers: int) -> Pick:
-    """What the planner does with n rows of d columns."""
+    """Choice of the planner for n rows of d columns."""
     try:
         chosen = dkrr.plan(
             n_samples=n, n_features=d, memory_limit=memory_limit, workers=workers, **case.settings

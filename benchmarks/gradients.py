@@ -45,7 +45,7 @@ def main() -> None:
 @click.option("--memory-limit", default="4GiB", show_default=True)
 @click.option("--cache", type=click.Path(path_type=Path), default=Path("output/cache"), show_default=True)
 def cost(n: int, alpha: float, memory_limit: str, cache: Path) -> None:
-    """One evaluation beside the folds alone."""
+    """Measure one evaluation of the gradient beside the folds alone."""
     X, y, _, _ = data("qm9", n, 0, cache)
     load, begun, cpu = LoadMeter(), perf_counter(), process_time()
     with warnings.catch_warnings():

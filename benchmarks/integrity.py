@@ -1,4 +1,4 @@
-"""What checksums and checkpoints cost: the same work with and without them, in turns.
+"""Cost of checksums and checkpoints: the same work with and without them, in turns.
 
 One command for each, one line of JSON on stdout and a table on stderr::
 

@@ -60,7 +60,7 @@ CURVATURE = 8.0
 RBF_SCALE = 0.3
 """γ × columns of the RBF models of flights, and their λ: the best of a coarse grid at 3,000 rows."""
 RBF_ALPHA = 0.3
-GOAL = 1.3
+MAX_STEP_RATIO = 1.3
 """A Newton step over a ridge regression, at most."""
 WIDTH = 170
 """Columns of the tables."""
@@ -72,7 +72,7 @@ class Dataset:
 
     name: str
     load: Callable[[int | None], tuple[Floats, Floats, Labels, Labels]]
-    """From the most rows to training rows, held-out rows, and their labels."""
+    """Function of the most rows that returns training rows, held-out rows, and their labels."""
     alpha: float
     gamma: float | None = None
     """None: 1 / columns."""
@@ -146,7 +146,7 @@ def seconds_of(steps: Sequence[NewtonStep]) -> list[float]:
 
 
 def described(model: Any) -> Record:
-    """What a fit by dkrr says about itself, as values of JSON."""
+    """Plan and result of a fit by dkrr, as values of JSON."""
     result, plan = model.solve_result_, model.plan_
     c = plan.chosen
     record: Record = {
@@ -184,7 +184,7 @@ def described(model: Any) -> Record:
 
 @dataclass(frozen=True)
 class Fit:
-    """One fit to the flights of a folder."""
+    """Fit to the flights of a folder."""
 
     what: str
     """Its name in tables."""
@@ -297,7 +297,7 @@ def run_fit(data: Stored, fit: Fit, timeout: float | None) -> Record:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table on the terminal."""
+    """Column of a table on the terminal."""
 
     heading: str
     name: str
@@ -537,7 +537,7 @@ def core(
                 ours["step_over_ridge"] = ours["mean_step_seconds"] / beside["seconds"]
                 ours["median_step_over_ridge"] = float(np.median(ours["step_seconds"])) / beside["seconds"]
                 ours["fit_over_ridges"] = ours["seconds"] / ours["newton_steps"] / beside["seconds"]
-                ours["remark"] = "" if ours["step_over_ridge"] <= GOAL else f"above {GOAL}"
+                ours["remark"] = "" if ours["step_over_ridge"] <= MAX_STEP_RATIO else f"above {MAX_STEP_RATIO}"
             if "peak_bytes" in ours:
                 ours["peak_over_projected"] = ours["peak_bytes"] / ours["projected_peak_bytes"]
             records.append(_say("core", ours, json_path))

@@ -1,4 +1,4 @@
-"""What a measurement was made on: the machine, the libraries, its other load, and how fast its processes multiply.
+"""Conditions of a measurement: the machine, the libraries, its other load, and how fast its processes multiply.
 
 ``python -m benchmarks.machine`` prints it as one line of JSON.
 """
@@ -41,12 +41,13 @@ _SMALL_LIMIT = 512 * 2**20
 
 @dataclass(frozen=True)
 class Load:
-    """What others did on this machine."""
+    """Load of other processes on this machine."""
 
     other_cores_busy_before: float
     """Mean number of cores that others kept busy in the second before the measurement."""
     other_cores_busy_during: float
-    """The same while it ran: what the machine did less what this process and its children did."""
+    """Mean number of cores that others kept busy during the measurement: the machine's less those of this process
+    and its children."""
 
     @property
     def noisy(self) -> bool:

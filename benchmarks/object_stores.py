@@ -64,7 +64,7 @@ def s3_server() -> Iterator[str]:
 
 
 class Client(Protocol):
-    """What is measured of a library."""
+    """Operations of a library that are measured."""
 
     def put(self, key: str, data: bytes) -> None:
         """Write an object."""

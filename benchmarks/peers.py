@@ -1,4 +1,4 @@
-"""The same problem solved by others, each in its own process.
+"""The problem of `benchmarks.solve` solved by other libraries, each in its own process.
 
 Run by :mod:`benchmarks.solve`, or by hand::
 

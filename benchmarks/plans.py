@@ -42,7 +42,8 @@ MEDIAN_SECONDS = 1.25
 WORST_SECONDS = 2.0
 """... and every plan by at most this one."""
 WORST_BYTES = 1.05
-"""The same for bytes that are read and written (at the iterations that it took: no plan has the spectrum)."""
+"""Goal for bytes that are read and written: every plan is off by at most this factor (at
+the iterations that it took: no plan has the spectrum)."""
 MIN_PEAK_RATIO = 1.0
 """Projected / measured peak memory, which no fit may exceed."""
 WITHIN_MEDIAN = 0.9
@@ -88,7 +89,7 @@ def is_in_range(record: Record) -> bool:
 
 
 def ending(record: Record) -> str:
-    """How a run that has no figures ended."""
+    """Ending of a run that has no figures."""
     return next(
         (f"{name}: {record[name]}" for name in ("failed", "crashed", "timed_out") if name in record), "no figures"
     )
@@ -146,7 +147,7 @@ def _finite(value: float) -> float:
 
 
 def ratio_text(ratio: float | None) -> str:
-    """Ratio in two digits after the point, where so many make sense."""
+    """Ratio with two digits after the point, where they make sense."""
     if ratio is None:
         return "–"
     return f"{ratio:.2f}" if 0.005 <= ratio < 1000 else f"{ratio:.0e}"
@@ -203,7 +204,7 @@ def _is_last(name: str, summary: Mapping[str, Record]) -> bool:
 
 
 def goal_line(summary: Mapping[str, Record]) -> str:
-    """What the grid says about the goals, in a line."""
+    """Results of the grid against the goals, in a line."""
     if "all" not in summary:
         return "no case has figures"
     every = summary["all"]

@@ -38,7 +38,7 @@ from dkrr.checks import parse_bytes
 from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
 from dkrr.config import setting
 from dkrr.linalg import TASK_MODULES
-from dkrr.linalg.passes import STRIP_BYTES, STRIP_ROWS
+from dkrr.linalg.passes import FEATURE_STRIP_BYTES, MIN_STRIP_ROWS
 from dkrr.text import format_bytes, format_seconds
 
 Floats = NDArray[np.float64]
@@ -49,7 +49,7 @@ NOISE = 0.1
 CHUNK_ROWS = 50_000
 """Rows of a chunk, as a user may have them: 40 MB at 100 columns."""
 READ_BYTES = 4 * 2**20
-"""Pieces in which files are read to measure the store."""
+"""Bytes that are read at once to measure the store."""
 STAGES = {
     "scan": "check",
     "normal_part": "normal matrix",
@@ -77,7 +77,7 @@ class Data:
 
     @property
     def path(self) -> Path:
-        """What is handed to dkrr as X."""
+        """Path that dkrr receives as X."""
         return self.folder / ("x.npz" if self.density < 1 else "x")
 
     def write(self) -> None:
@@ -174,7 +174,7 @@ def _read_file(path: Path) -> None:
 
 def syrk_rate(width: int, seconds: float) -> float:
     """Rate of AᵀA on one BLAS thread, in panels as dkrr cuts them; 10⁹ flop/s, width² for each row."""
-    rows = max(STRIP_ROWS, STRIP_BYTES // (8 * width))
+    rows = max(MIN_STRIP_ROWS, FEATURE_STRIP_BYTES // (8 * width))
     a, c = np.random.default_rng(0).standard_normal((rows, width)), np.zeros((width, width))
     with blas.one_thread():
         blas.syrk(c, a, transpose=True, beta=1.0)
@@ -186,7 +186,7 @@ def syrk_rate(width: int, seconds: float) -> float:
 
 
 def syrk_rate_here(width: int, seconds: float) -> float:
-    """The same in one thread for each core, together."""
+    """Total rate of `syrk_rate` in one thread for each core."""
     threads = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(threads) as pool:
         return sum(pool.map(lambda _: syrk_rate(width, seconds), range(threads)))
@@ -305,7 +305,7 @@ def _without_seed(values: dict[str, Any]) -> dict[str, Any]:
 def _limits(
     data: Data, plan: Any, width: int, seconds: float, forming: float | None, rate_seconds: float, *, cold: bool
 ) -> dict[str, Any]:
-    """What the cores and the store allow for one pass over the rows, and how near to it the fit came."""
+    """Limits of the cores and the store for one pass over the rows, and how near to them the fit came."""
     rates = core_rates(plan, width, rate_seconds)
     threads = len(os.sched_getaffinity(0))
     warm = read_rate(data, threads, cold=False)

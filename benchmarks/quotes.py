@@ -1,4 +1,4 @@
-"""What pages say of measurements, as data: text of a page with the measured values in braces, and where each is found.
+"""Quotes of measurements on pages, as data: text of a page with the measured values in braces, and their sources.
 
 Numbers on pages are written by hand and compared with ``docs/measured/results.jsonl``: by the tests, and by
 ``python -m benchmarks`` and ``python -m benchmarks.report``, which print the quotes that differ.
@@ -17,7 +17,7 @@ from benchmarks.steps import AUTO, FLOAT32, PEAK, SKLEARN, SKLEARN_PEAK, Style, 
 
 @dataclass(frozen=True)
 class Value:
-    """One figure of a quote."""
+    """Figure of a quote."""
 
     path: str
     """See `benchmarks.steps`."""
@@ -27,7 +27,7 @@ class Value:
     where: Mapping[str, Any] = field(default_factory=dict)
     """The line that counts: the only one of its step with these values at these paths (None: without the path)."""
     unit: float = 1.0
-    """What it is counted in."""
+    """Unit of the figure."""
     step: str = ""
     """Default: the quote's."""
 
@@ -83,7 +83,7 @@ def _figure(value: Value, name: str, runs: Mapping[str, Record]) -> str:
 
 
 def differences(runs: Sequence[Record], root: Path, quotes: Iterable[Quote] | None = None) -> list[str]:
-    """What differs between the pages and the results, a message for each quote; empty if nothing does."""
+    """Differences between the pages and the results, a message for each quote; empty if nothing differs."""
     shown, messages = best_runs(runs), []
     for quote in QUOTES if quotes is None else quotes:
         try:

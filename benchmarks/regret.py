@@ -1,4 +1,4 @@
-"""What the planner's choice costs: its time over that of the best way, and how it changes with the rates.
+"""Cost of the planner's choice: its time over that of the best strategy, and how it changes with the rates.
 
 ::
 

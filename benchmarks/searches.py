@@ -47,7 +47,7 @@ KERNEL_ODDS = (0.4, 0.2, 0.15, 0.1, 0.15)
 
 @dataclass(frozen=True)
 class Case:
-    """One search."""
+    """Settings of a search."""
 
     data: str
     n: int
@@ -73,7 +73,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What it is, in a line."""
+        """Description in a line."""
         size = f"{self.data} {self.n} × {self.d}" + (f" × {self.t}" if self.t > 1 else "")
         grid = f"{'+'.join(self.kernels)}, {len(self.gammas)} γ, {self.n_alphas} λ, cv {self.cv}"
         flags = ["logistic"] * self.logistic + ["weights"] * self.weights + ["intercept"] * self.fit_intercept
@@ -180,7 +180,7 @@ def cases(seed: int = SEED) -> list[Case]:
 
 
 def _varied(case: Case, k: int, rng: np.random.Generator) -> Case:
-    """The same with what only some searches have."""
+    """Case with settings that only some searches have."""
     folds = case.cv if case.cv != "loo" else 5
     if k % 10 == 3:
         classes = 3 if case.data != "cancer" and rng.random() < 0.4 else 2
@@ -286,7 +286,7 @@ def _write(record: dict[str, Any], path: Path | None) -> None:
 @click.argument("number", type=int)
 @click.option("--seed", default=SEED)
 def one(number: int, seed: int) -> None:
-    """One search, in this process; a line of JSON."""
+    """Run one search in this process and print a line of JSON."""
     case = cases(seed)[number]
     try:
         found = measure(number, case)

@@ -1,4 +1,4 @@
-"""One λ for each of many targets by others, each in its own process.
+"""Selection of λ for each of many targets by other libraries, each in its own process.
 
 Run by :mod:`benchmarks.selection`, or by hand::
 

@@ -23,7 +23,7 @@ Queue = Literal["submission", "priority"]
 
 
 class Step(Protocol):
-    """What a simulation reads of a task; `linalg.cholesky.TileStep` and `runtime.Task` have it."""
+    """Attributes of a task that a simulation reads; `linalg.cholesky.TileStep` and `runtime.Task` have it."""
 
     @property
     def key(self) -> str:
@@ -69,7 +69,7 @@ class TaskGraph:
 
 @dataclass(frozen=True)
 class TaskCosts:
-    """How fast one worker does each part of a task."""
+    """Rates of one worker for each part of a task."""
 
     gemm_flops: float
     """Floating-point operations per second."""
@@ -139,12 +139,12 @@ def step_bytes(step: TileStep, grid: TileGrid) -> tuple[float, float]:
     on_diagonal = step.i == step.j
     tile = 8.0 * grid.tile * grid.height(step.j)
     read = 8.0 * grid.tile**2 * len(step.columns) * (1 if on_diagonal else 2)
-    return read + tile * ((step.part > 0) + (step.is_last and not on_diagonal)), tile
+    return read + tile * ((step.update > 0) + (step.is_last and not on_diagonal)), tile
 
 
 def formed_entries(step: TileStep, grid: TileGrid) -> float:
     """Entries of the matrix that a task forms: the first of a tile forms it, on the diagonal half of it."""
-    if step.part:
+    if step.update:
         return 0.0
     return (0.5 if step.i == step.j else 1.0) * grid.height(step.i) * grid.height(step.j)
 
@@ -157,7 +157,7 @@ class SimulatedCluster:
     """Tasks that run at once."""
     window_per_slot: int = WINDOW_PER_SLOT
     round_trip_seconds: float = 0.010
-    """From the end of a task to the submission of those it made ready: the client sends every 10 ms."""
+    """Time from the end of a task to the submission of those it made ready: the client sends every 10 ms."""
     scheduler_seconds: float = SCHEDULER_SECONDS
     queue: Queue = "submission"
     """Order of the tasks on the scheduler."""
@@ -182,7 +182,7 @@ class Schedule:
 
 
 def simulate(graph: TaskGraph, seconds: Sequence[float], cluster: SimulatedCluster) -> Schedule:
-    """Schedule of tasks that take so many seconds each."""
+    """Schedule of tasks that take `seconds` each."""
     return Simulation(graph, seconds, cluster).run()
 
 

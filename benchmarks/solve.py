@@ -1,4 +1,4 @@
-"""How fast a system is formed, factored and solved, beside GEMM, SciPy, scikit-learn and Dask on the same machine.
+"""Speed of forming, factoring and solving a system, beside GEMM, SciPy, scikit-learn and Dask on the same machine.
 
 One command, one line of JSON on stdout for each repetition and a table on stderr::
 
@@ -110,12 +110,12 @@ _INK, _TEXT, _QUIET, _GRID = "#1f2933", "#52606d", "#8a94a0", "#e6e9ed"
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure."""
+    """Settings of a measurement."""
 
     n: int
     d: int = 16
     solver: str = "cholesky"
-    """One of SOLVERS; "auto": the planner chooses, and the record has the true residual."""
+    """Name in SOLVERS; "auto": the planner chooses, and the record has the true residual."""
     tile: int | None = None
     """None: the planner chooses."""
     workers: int = 2
@@ -145,7 +145,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Fit:
-    """One fit by dkrr, as it was seen from outside."""
+    """Fit by dkrr, measured from outside."""
 
     model: dkrr.KernelRidge
     started: float
@@ -153,13 +153,13 @@ class Fit:
     seconds: float
     """Wall time of fit."""
     caller_before_bytes: int
-    """What the calling process held before, the data included."""
+    """Memory of the calling process before the fit, the data included."""
     caller_peak_bytes: int
     load: Load
 
     @property
     def plan(self) -> Plan:
-        """What was chosen."""
+        """Plan of the fit."""
         plan: Plan = self.model.plan_
         return plan
 

@@ -17,7 +17,7 @@ Style = Literal["text", "count", "seconds", "bytes", "ratio", "thousandths", "fi
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table."""
+    """Column of a table."""
 
     heading: str
     path: str
@@ -35,7 +35,7 @@ class Goal:
     over: str = ""
     """Path of what the value is divided by."""
     unit: float = 1.0
-    """What it is counted in."""
+    """Unit of the values."""
     at_most: float | None = None
     at_least: float | None = None
     where: Mapping[str, Any] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Step:
-    """One command and its table."""
+    """Command and its table."""
 
     name: str
     title: str
@@ -71,7 +71,7 @@ class Step:
     timeout: float = 3600.0
     """Seconds."""
     notes: str = ""
-    """What is compared, for the page; no figures."""
+    """Text of the page about what is compared; no figures."""
     minutes: float = 0.0
     """Expected at size full, on two idle cores."""
     on_request: bool = False
@@ -225,7 +225,7 @@ def _in_memory(n: int, limit: str, repeat: int, minutes: float, most: float) -> 
 
 
 def _with_older_kernels(step: Step, minutes: float) -> Step:
-    """The same solves beside SciPy, by OpenBLAS's kernels for AVX2."""
+    """Step of the same solves beside SciPy, by OpenBLAS's kernels for AVX2."""
     commands = {size: re.sub(r" --(peers|repeat|timeline) \S+", "", text) for size, text in step.commands.items()}
     peers = {"smoke": "gemm"}
     return replace(

@@ -29,7 +29,7 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Case:
-    """One fit."""
+    """Settings of a fit."""
 
     name: str
     kernel: Kernel

@@ -1,4 +1,4 @@
-"""How the planner could have solved the problem of a case, and what it would choose if a rate were another.
+"""Strategies that the planner has for the problem of a case, and what it would choose if a rate were another.
 
 ``python -m benchmarks.ways '{"name": "one", "n": 3000, "solver": "auto"}'`` prints one line of JSON; nothing is fitted.
 """
@@ -36,7 +36,7 @@ KERNELS = "kernels"
 
 @dataclass(frozen=True)
 class Way:
-    """One way to solve the problem of a case, and the case that takes it."""
+    """Strategy for the problem of a case, and the case that forces it."""
 
     label: str
     case: Case
@@ -97,7 +97,7 @@ def fits(case: Case, plan: Plan) -> list[Way]:
                 c for c in admissible(problem, plan.resources) if not any(is_same(kind(c), w.kind) for w in found)
             ]
             found += [replace(_way(asked, c), is_gamble=True) for c in best_of_kinds(gambles, plan.chosen)]
-    ranked = [(c, c.how.rank) for c in best if isinstance(c.how, Iterative) and c.how.rank][:1]
+    ranked = [(c, c.details.rank) for c in best if isinstance(c.details, Iterative) and c.details.rank][:1]
     for c, rank in [(one, rank) for one, found_rank in ranked for rank in (found_rank // 2, 2 * found_rank)]:
         asked = replace(case, solver="cg", rank=rank)
         problem = replace(plan.problem, solver=asked.solver_value())
@@ -108,7 +108,7 @@ def fits(case: Case, plan: Plan) -> list[Way]:
 
 
 def _way(case: Case, c: Strategy) -> Way:
-    label = c.summary() + (f", rank {case.rank or 'found'}" if isinstance(c.how, Iterative) else "")
+    label = c.summary() + (f", rank {case.rank or 'found'}" if isinstance(c.details, Iterative) else "")
     return Way(label, replace(case, force=kind(c)), kind(c), c.seconds)
 
 
@@ -127,7 +127,7 @@ def searches(case: Case, plan: SelectionPlan, X: Any, y: Any) -> list[Way]:
 def changed_choices(
     case: Case, plan: Plan | SelectionPlan, found: list[Way], X: Any, y: Any
 ) -> Iterator[dict[str, Any]]:
-    """What is chosen instead where every rate in turn is half or twice as large, with its price at the true rates."""
+    """Choices with every rate in turn half or twice as large, with their prices at the true rates."""
     chosen = kind_of_plan(plan)
     for name, factor in product(names_of_rates(rates_of(plan)), FACTORS):
         with rate_times(name, factor):
@@ -160,7 +160,7 @@ def names_of_rates(rates: Rates) -> list[str]:
 
 @contextmanager
 def rate_times(name: str, factor: float) -> Iterator[None]:
-    """Plans are made as if one rate had been measured so many times as large; no other rate is measured."""
+    """Context in which plans are made with one rate multiplied by `factor`; no other rate is measured."""
     known, entry_time = detection.known_rates, Problem.entry_time
 
     def known_rates(fingerprint: Any) -> Any:

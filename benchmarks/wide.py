@@ -59,10 +59,10 @@ TROUBLE: dict[str, Any] = {
     "losses_per_worker_hour": 0.01,
     "replacement_seconds": 120.0,
 }
-"""What "trouble" means: tasks 18 % longer on average, one worker in fifty taking 1.5 times as long, each worker lost
+"""Settings of "trouble": tasks 18 % longer on average, one worker in fifty taking 1.5 times as long, each worker lost
 once in 100 hours and replaced after two minutes. Assumptions, not measurements."""
 WEAK_RULES = {"n³ / workers": 1 / 3, "n² / workers": 1 / 2, "n / workers": 1.0}
-"""What stays the same in weak scaling, and the power of the number of workers that n then grows with."""
+"""Quantity that stays constant in weak scaling, and the power of the number of workers with which n then grows."""
 _COLOURS = ("#1763a6", "#e8963a", "#3a9e6d", "#8a6fb3", "#c0504d")
 _INK, _TEXT, _QUIET, _GRID = "#1f2933", "#52606d", "#8a94a0", "#e6e9ed"
 
@@ -144,7 +144,7 @@ def reproduce(
 
 @dataclass(frozen=True)
 class Run:
-    """One real fit, as far as it is simulated."""
+    """Real fit, as far as it is simulated."""
 
     n: int
     workers: int
@@ -311,7 +311,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Best:
-    """One way to cut the matrix and what it came to, without the times of single tasks, which take 50 MB and more."""
+    """Partition of the matrix and its simulated result, without the times of single tasks, of 50 MB and more."""
 
     grid: TileGrid
     columns_per_task: int
@@ -544,7 +544,7 @@ def _store_table(
     stores: tuple[tuple[str, ...], int | None, float],
     path: Path | None,
 ) -> Table:
-    """Time with stores that deliver so many bytes a second, each with the best layout for it."""
+    """Table of the times with stores of given rates, each with the best layout for it."""
     names, cores, write_part = stores
     table = _table(
         f"n = {n:,}: time over that with an unlimited store (and layout); writing at {write_part:g} of it",

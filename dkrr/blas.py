@@ -94,7 +94,7 @@ THREAD_EFFICIENCY = 0.6
 """Fraction of a core that every further thread adds to the products of tiles (measured with 2 threads, tiles of
 2,048)."""
 BYTES_PER_THREAD = 32 * 2**20
-"""What BLAS keeps for each of its threads in the calling process (a worker's one thread is in its baseline)."""
+"""Memory of BLAS for each of its threads in the calling process (a worker's one thread is in its baseline)."""
 SMALL_FLOPS = 1e8
 """Work for which threads do not pay: 2 ms on one core, less than waking a thread may take on a busy machine."""
 
@@ -169,7 +169,7 @@ def architectures() -> str:
 def one_thread(condition: bool = True) -> Iterator[None]:
     """Keep BLAS on one thread inside the block (in the whole process), if the condition holds.
 
-    For tasks that run beside others, and for work so small that threads would only wait for each other.
+    For tasks that run beside others, and for little work, where threads would only wait for each other.
     """
     if not condition:
         yield
@@ -385,7 +385,7 @@ class Triangle:
 
 
 def _middle(n: int, block: int) -> int:
-    """Where to cut n rows: in the middle, at a multiple of a block's."""
+    """Number of the row at which n rows are cut: about half of them, a multiple of `block`."""
     return -(-n // 2 // block) * block
 
 

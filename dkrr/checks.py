@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from dkrr.errors import InputError, InputTypeError
 from dkrr.text import safe_message
 
-FLAGS = (bool, np.bool_)
+BOOL_TYPES = (bool, np.bool_)
 MAX_WHOLE = 2**53
 """Larger whole numbers are not all represented in float64, in which everything is computed."""
-CLASSES = "convert it, or if it holds class labels, give it to KernelLogisticRegression (or --logistic)"
-"""What to do about text as targets."""
+TEXT_TARGETS_ADVICE = "convert it, or if it holds class labels, give it to KernelLogisticRegression (or --logistic)"
+"""Remedy for text as targets."""
 MAX_COUNT = 2**48
 """No machine holds more rows, columns, targets or classes."""
 MIN_TOL = 1e-15
@@ -99,7 +99,7 @@ def finite(value: object, name: str) -> float:
 
 def is_real(value: object) -> bool:
     """Whether a value is one real number: neither a flag, nor a duration, which NumPy counts as an integer."""
-    return isinstance(value, Real) and not isinstance(value, (*FLAGS, np.timedelta64))
+    return isinstance(value, Real) and not isinstance(value, (*BOOL_TYPES, np.timedelta64))
 
 
 def positive(value: object, name: str) -> float:
@@ -125,7 +125,7 @@ def positive_or_none(value: object, name: str) -> float | None:
 
 def whole(value: object, name: str, minimum: int, remedy: str = "", maximum: int = MAX_WHOLE) -> int:
     """Whole number from `minimum` to `maximum` as an int, or InputError."""
-    if isinstance(value, (*FLAGS, np.timedelta64)) or not isinstance(value, Integral):
+    if isinstance(value, (*BOOL_TYPES, np.timedelta64)) or not isinstance(value, Integral):
         raise InputTypeError(f"{name} is {shown(value)} ({type(value).__qualname__}); expected a whole number")
     number = int(value)
     if number < minimum:
@@ -138,7 +138,7 @@ def whole(value: object, name: str, minimum: int, remedy: str = "", maximum: int
 
 def flag(value: object, name: str, remedy: str = "") -> bool:
     """True or False, or InputError: other values would count as one of the two by accident."""
-    if isinstance(value, FLAGS):
+    if isinstance(value, BOOL_TYPES):
         return bool(value)
     raise InputTypeError(f"{name} is {shown(value)}; expected True or False{remedy}")
 
@@ -152,7 +152,7 @@ def n_dimensions(value: object) -> int | None:
 
 
 def choice(value: object, name: str, choices: Sequence[str], remedy: str = "") -> str:
-    """One of some names, or InputError."""
+    """Check that a value is one of some names; InputError if it is not."""
     if not isinstance(value, str) or value not in choices:
         *most, last = map(repr, choices)
         raise InputError(f"{name} is {shown(value)}; expected {', '.join(most)} or {last}{remedy}")
@@ -278,7 +278,7 @@ def numbers(values: Any, name: str, expected: str) -> NDArray[np.float64]:
         found = np.asarray(values)
         are_numbers = found.dtype.kind in "iuf" or (found.dtype.kind == "O" and all(map(is_real, found.flat)))
         # NumPy turns [True, 2.0] into floats.
-        if are_numbers and not (isinstance(values, list | tuple) and any(isinstance(v, FLAGS) for v in values)):
+        if are_numbers and not (isinstance(values, list | tuple) and any(isinstance(v, BOOL_TYPES) for v in values)):
             return found.astype(np.float64)
     except (TypeError, ValueError, OverflowError, RecursionError):
         pass
@@ -351,7 +351,7 @@ def parse_bytes(value: Any, name: str = "memory_limit") -> int:
 
 
 def checked_uncertainty(uncertainty: Any) -> bool | Literal["intervals"]:
-    """What a fit keeps for standard deviations: nothing, its factor, or also the models that leave out folds."""
+    """Check `uncertainty`: whether a fit keeps its factor, or "intervals": also the models that leave out folds."""
     if isinstance(uncertainty, str) and uncertainty == "intervals":
         return "intervals"
     return flag(uncertainty, "uncertainty", ', or "intervals"')

@@ -33,7 +33,7 @@ STAGE_NAMES = (
 
 @dataclass(frozen=True)
 class Stage:
-    """One named stage of a fit, projected or measured.
+    """Named stage of a fit, projected or measured.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ class Work:
     read_bytes: float = 0.0
     """Bytes read from the store."""
     cold_bytes: float = 0.0
-    """Those of them that the disk itself delivers, not the system's cache of files."""
+    """Bytes read that the disk itself delivers, not the system's cache of files."""
     written_bytes: float = 0.0
     """Bytes written to the store."""
     n_tasks: int = 0
@@ -112,7 +112,7 @@ class Work:
     row_bytes: float = 0.0
     """Bytes of X read where it is stored."""
     disk_bytes: int = 0
-    """Space of what is left in the store."""
+    """Space in the store that stays in use after the work."""
     dense_flops: float = 0.0
     """Floating-point operations of factorisations in memory."""
     dense_side: int = 0

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dkrr.checks import MAX_WHOLE
 from dkrr.errors import InputError
 
-WHOLE = (int, np.integer)
+WHOLE_TYPES = (int, np.integer)
 
 
 def check_exact(block: Any, name: str, first_row: int = 0, names: Sequence[Any] | None = None) -> None:
@@ -42,7 +42,7 @@ def check_exact(block: Any, name: str, first_row: int = 0, names: Sequence[Any] 
     (row, column), value = place_of_value(block, at), values.flat[at]
     where = "" if block.ndim < 2 else f"column {column}, " if names is None else f"column {names[column]!r}, "
     kind, expected = "whole number", "at most 2**53: subtract an offset, leave it out, or round it"
-    if not isinstance(value, WHOLE):
+    if not isinstance(value, WHOLE_TYPES):
         kind, expected = "number", "one that it holds: round it"
     raise InputError(
         f"{name} has the {kind} {value} in {where}row {first_row + row} (counted from 0), which float64 does not hold "
@@ -59,10 +59,10 @@ def place_of_value(block: Any, at: int) -> tuple[int, int]:
 
 
 def _rounded(values: NDArray[Any]) -> NDArray[np.bool_] | None:
-    """Which values float64 does not hold; None if it certainly holds all."""
+    """Mask of the values that float64 does not hold; None if it certainly holds all."""
     kind, size = values.dtype.kind, values.dtype.itemsize
     if kind == "O":
-        is_large = (isinstance(value, WHOLE) and abs(int(value)) > MAX_WHOLE for value in values.flat)
+        is_large = (isinstance(value, WHOLE_TYPES) and abs(int(value)) > MAX_WHOLE for value in values.flat)
         return np.fromiter(is_large, bool, values.size)
     if kind == "f" and size > 8:
         with np.errstate(over="ignore"):
@@ -75,7 +75,7 @@ def _rounded(values: NDArray[Any]) -> NDArray[np.bool_] | None:
 
 
 def check_exact_columns(table: Any, name: str) -> None:
-    """The same for a DataFrame or a Series of pandas, before NumPy makes numbers of one type of it."""
+    """Refuse columns of a DataFrame or a Series whose values float64 does not hold, before NumPy converts them."""
     for k, dtype in enumerate([table.dtype] if table.ndim == 1 else table.dtypes):
         kind = getattr(dtype, "kind", "f")
         if kind not in "iuO":

@@ -1,8 +1,7 @@
 """Solvers of (A + diag(s)) X = B, and what they report."""
 
-from dkrr.linalg.refinement import Cholesky
 from dkrr.linalg.result import SolveResult, Status
-from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky, RPCholesky
+from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky, RPCholesky
 
 __all__ = [
     "Cholesky",

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from itertools import islice
 
 _URL = re.compile(r"://[^\s'\"]+")
-GREY = "rgba(127,127,127,0.35)"
+LINE_COLOUR = "rgba(127,127,127,0.35)"
 """Colour of lines, visible on light and dark pages."""
 LABEL_END = 14
 """Column where the text of a line begins, after two spaces and its label."""
@@ -166,7 +166,7 @@ def texts(items: Iterable[object]) -> str:
 def card(title: object, *content: str) -> str:
     """Title with content, which is HTML, under it."""
     return (
-        f'<div style="border:1px solid {GREY};border-radius:0.4em;padding:0.5em 0.8em;margin:0.3em 0;'
+        f'<div style="border:1px solid {LINE_COLOUR};border-radius:0.4em;padding:0.5em 0.8em;margin:0.3em 0;'
         f'max-width:72em;overflow-x:auto"><div style="font-weight:600">{escape(title)}</div>{"".join(content)}</div>'
     )
 
@@ -202,7 +202,7 @@ class Explained:
     """
 
     def _summary(self) -> str:
-        """What their `repr` says."""
+        """Text of `repr`."""
         raise NotImplementedError
 
     def __repr__(self) -> str:

@@ -13,10 +13,11 @@ from dkrr import blas
 from dkrr.cluster import Meter, Progress, RunRecord, SerialExecutor, resident
 from dkrr.data import MemoryRows
 from dkrr.kernels.blocks import mirror_lower
-from dkrr.linalg.cholesky import TiledSystem, cholesky_tasks, n_update_parts
+from dkrr.linalg.cholesky import TiledSystem, cholesky_tasks, n_updates
+from dkrr.linalg.column_sources import MatrixColumns
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.products import Operator
-from dkrr.linalg.sources import MatrixColumns, MatrixTiles
+from dkrr.linalg.sources import MatrixTiles
 from dkrr.store import ChunkedArray, TileGrid
 from dkrr.store.paths import local_path
 from tests.stores import flip, tiled
@@ -166,7 +167,7 @@ def make_case(folder, grid, m=2, A=None, seed=0, columns_per_task=0, dtype="floa
         factor=empty_tiles(folder, grid, dtype),
         columns_per_task=columns_per_task,
         partial=tuple(
-            empty_tiles(folder, grid, dtype) for _ in range(n_update_parts(grid.n_tiles - 1, columns_per_task) - 1)
+            empty_tiles(folder, grid, dtype) for _ in range(n_updates(grid.n_tiles - 1, columns_per_task) - 1)
         ),
     )
     return Case(A, shift, B, system)

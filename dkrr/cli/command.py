@@ -1,4 +1,4 @@
-"""How every command runs: options from a file, a cluster, readable errors and exit statuses; what it prints."""
+"""Execution of commands: options from a file, a cluster, readable errors and exit statuses, and output."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ from dkrr.errors import DiskSpaceError, DkrrError, InputError, PlanError, is_tra
 from dkrr.text import format_bytes, near_names, one_line, printable, safe_message
 
 ADDRESS = r"([a-z]+://)?(\[[0-9a-fA-F:.%]+\]|[^\s/:]*[^\s/:\d][^\s/:]*):[0-9]{1,5}/?|inproc://\S+"
-"""Of a scheduler: a protocol, a host and a port."""
+"""Pattern of a scheduler's address: a protocol, a host and a port."""
 LOG = "dkrr.log"
 """Name of the handler of messages, if the command has its own, in click's context."""
 OTHERS = "Others"
@@ -169,7 +169,7 @@ def _address_limit_note() -> str:
 
 
 def _left_of(options: Mapping[str, Any] | None) -> str:
-    """What an interrupt has left of a command."""
+    """Message about the work that an interrupted command leaves."""
     if options is None:  # while libraries are imported
         return "; no work was begun"
     if not {"store", "quiet"} <= options.keys():  # only a fit and a search resume
@@ -251,7 +251,7 @@ TYPES: dict[type, tuple[str, Any]] = {
     click.types.IntParamType: ("a whole number", int),
     click.types.FloatParamType: ("a number", int | float),
 }
-"""What a key of TOML is, by the type of its option; of another it is text, of which some is a number."""
+"""Description and types of a TOML value, by the type of its option; for other types it is text, or a number."""
 
 
 def _check(name: str, value: Any, kind: Any) -> None:

@@ -18,19 +18,19 @@ from dkrr.errors import DkrrError, InputError, InputTypeError, is_transient
 
 logger = logging.getLogger("dkrr")
 
-ROWS = "columns exclude numeric drop_missing standardize one_hot unknown impute"
-MODEL = (
+ROW_OPTIONS = "columns exclude numeric drop_missing standardize one_hot unknown impute"
+MODEL_OPTIONS = (
     "kernel gamma degree coef0 kernel_param alpha logistic one_vs_rest fit_intercept form solver tol solver_max_iter "
     "memory_limit tile store scheduler"
 )
-SETTINGS = ("kernel", "gamma", "degree", "coef0", "form", "solver", "tol", "memory_limit", "tile", "store")
+ESTIMATOR_OPTIONS = ("kernel", "gamma", "degree", "coef0", "form", "solver", "tol", "memory_limit", "tile", "store")
 """Options that are arguments of an estimator as they are."""
-SEARCH = ("scoring", "fit_intercept", "solver", "tol", "memory_limit")
-"""Those of a search."""
+SEARCH_OPTIONS = ("scoring", "fit_intercept", "solver", "tol", "memory_limit")
+"""Options of a search."""
 LOGISTIC = ("class_weight", "max_iter", "one_vs_rest")
-RIDGE = ("store", "alpha_per_target")
+RIDGE_OPTIONS = ("store", "alpha_per_target")
 """Options of a search without --logistic."""
-OF_NEW_ROWS = {"x", "columns", "model", "proba", "std", "interval", "memory_limit", "scheduler", "json"}
+NEW_ROWS_OPTIONS = {"x", "columns", "model", "proba", "std", "interval", "memory_limit", "scheduler", "json"}
 """Options of a plan of predictions."""
 KERNEL = ("kernel", "gamma", "degree")
 """Options of which a search takes several values."""
@@ -42,9 +42,9 @@ SIZES = ("n_targets", "n_classes", "workers", "worker_memory", "cores")
 
 @command(
     "config x y sample_weight",
-    ROWS,
+    ROW_OPTIONS,
     "model overwrite uncertainty intervals accept_unconverged class_weight max_iter",
-    MODEL,
+    MODEL_OPTIONS,
     "json quiet",
     required="x y model",
 )
@@ -79,7 +79,7 @@ def fit(**given: Any) -> None:
 
 @command(
     "config x y sample_weight",
-    ROWS,
+    ROW_OPTIONS,
     "model overwrite uncertainty intervals accept_unconverged rows alphas cv shuffle scoring kernel gamma degree",
     "kernel_param alpha_per_target train_sizes fit_intercept logistic one_vs_rest class_weight max_iter solver tol",
     "memory_limit store scheduler out json quiet",
@@ -95,7 +95,7 @@ def select(**given: Any) -> None:
     from dkrr.cli.show import search_text, search_values
     from dkrr.estimators.model_description import search_summary
 
-    _refuse_other_loss(given, RIDGE)
+    _refuse_other_loss(given, RIDGE_OPTIONS)
     given["command"] = _command_digest("select", given)
     if _is_finished(given):
         return
@@ -119,7 +119,7 @@ def select(**given: Any) -> None:
         "refit": given["model"] is not None and sample is None,
         "progress": not given["quiet"],
         "alphas": candidates(given["alphas"], "--alphas"),
-        **{name: given[name] for name in (*SEARCH, *(LOGISTIC if given["logistic"] else RIDGE))},
+        **{name: given[name] for name in (*SEARCH_OPTIONS, *(LOGISTIC if given["logistic"] else RIDGE_OPTIONS))},
     }
     settings = {name: value for name, value in settings.items() if value not in (None, [])} | _uncertainty(given)
     search: Any = (library.KernelLogisticRegressionCV if given["logistic"] else library.KernelRidgeCV)(**settings)
@@ -180,7 +180,7 @@ def predict(**given: Any) -> None:
 
 
 def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is asked of new rows, as `dkrr.plan` and `dkrr.predict_to` take it."""
+    """Outputs that are requested for new rows, as arguments of `dkrr.plan` and `dkrr.predict_to`."""
     names = {"proba": "probabilities", "std": "return_std", "interval": "interval", "memory_limit": "memory_limit"}
     return {argument: given[name] for name, argument in names.items()}
 
@@ -195,11 +195,11 @@ def _loaded(path: str) -> Any:
 
 @command(
     "config x y sample_weight",
-    ROWS,
+    ROW_OPTIONS,
     "n d",
     *SIZES,
     "extent alphas cv train_sizes uncertainty intervals",
-    MODEL,
+    MODEL_OPTIONS,
     "model proba std interval json",
 )
 def plan(**given: Any) -> None:
@@ -254,7 +254,7 @@ def _plan_of_predictions(given: Mapping[str, Any]) -> Any:
     import dkrr as library
 
     context = click.get_current_context()
-    for name in given.keys() - OF_NEW_ROWS:
+    for name in given.keys() - NEW_ROWS_OPTIONS:
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
             raise InputError(
                 f"--{name.replace('_', '-')} is given with --model, whose fit is done; expected --x, --columns, "
@@ -267,7 +267,7 @@ def _plan_of_predictions(given: Mapping[str, Any]) -> Any:
 
 def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of an estimator or of `dkrr.plan` from the options of a model."""
-    alpha, found = candidates(given["alpha"], "--alpha"), {name: given[name] for name in SETTINGS}
+    alpha, found = candidates(given["alpha"], "--alpha"), {name: given[name] for name in ESTIMATOR_OPTIONS}
     if given["solver_max_iter"] is not None:
         from dkrr.linalg.solver_settings import ConjugateGradient
 

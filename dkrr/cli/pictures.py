@@ -25,7 +25,7 @@ COLOURS = ("#1763a6", "#d9730d", "#2a9d6f", "#8250b5", "#b93a4b", "#0f8b8d", "#a
 GREY = "#8a94a0"
 MAX_KERNELS = len(COLOURS)
 """Lines in a picture of scores; the best kernels."""
-WIDTH = 70
+ADVICE_WIDTH = 70
 """Characters of a line of advice."""
 MAX_LABEL = 60
 """Characters of a label."""
@@ -143,7 +143,7 @@ def scores(candidates: Sequence[Sequence[Any]], score: str = "score", advice: Se
         axes.plot([c[1] for c in chosen], [c[2] for c in chosen], "k*", markersize=12, label="chosen")
         axes.set_xscale("log")
         axes.set(xlabel="λ", ylabel=f"{_label(score)} of the rows left out")
-        lines = [line for text in advice for line in textwrap.wrap(text.replace("$", r"\$"), WIDTH)]
+        lines = [line for text in advice for line in textwrap.wrap(text.replace("$", r"\$"), ADVICE_WIDTH)]
         axes.set_title("\n".join(["mean and spread of the folds", *lines]), fontsize=8 if advice else 10)
         axes.legend(frameon=False, fontsize=8)
 

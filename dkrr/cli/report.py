@@ -12,7 +12,7 @@ from dkrr.cli import pictures
 from dkrr.cluster.process import graceful_termination
 from dkrr.errors import InputError, StoreError
 from dkrr.estimators.kernel_estimator import KernelEstimator
-from dkrr.estimators.model_description import VERSIONS, outcome_of, summary_of
+from dkrr.estimators.model_description import LIBRARY_VERSIONS, outcome_of, summary_of
 from dkrr.store.description import describe_model, is_model
 from dkrr.store.inspection import notes_of_run, status, tile_maps
 from dkrr.store.paths import refuse_enclosing, resolved_place
@@ -24,7 +24,7 @@ __all__ = ["report"]
 BEGINNING = '<!DOCTYPE html><html lang="en"><!-- report of dkrr -->'
 """First line of a report, by which it is known as one that may be replaced."""
 OF_MODEL = ("call", "plan", "result", "residuals", "search")
-"""What is known of a model besides its outcome."""
+"""Facts about a model besides its outcome."""
 SECTIONS = (*OF_MODEL, "outcome", "status", "maps", "history")
 """Values of the page; what is not known is left out."""
 
@@ -158,7 +158,7 @@ def _of_run(path: str) -> dict[str, Any]:
 def _page(template: Any, title: str, **values: Any) -> str:
     written = time.strftime("%Y-%m-%d %H:%M")
     values = dict.fromkeys(SECTIONS) | values
-    return str(template.render(title=title, version=VERSIONS["dkrr"], written=written, **values))
+    return str(template.render(title=title, version=LIBRARY_VERSIONS["dkrr"], written=written, **values))
 
 
 def _target(path: Any, *, overwrite: bool) -> Path:

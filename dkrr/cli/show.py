@@ -1,4 +1,4 @@
-"""What commands print for people, and the values of a search; plans and results print themselves."""
+"""Output of commands for people, and the values of a search; plans and results print themselves."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from dkrr.checks import is_object
 from dkrr.store.description import CLASSIFICATION
 from dkrr.text import format_bytes, format_seconds, one_line, plural
 
-MAX_BUSY_CORES = 0.2
+MAX_BUSY_CORES_FOR_PROFILE = 0.2
 """Cores kept busy by other processes, above which a profile is unreliable."""
 
 
@@ -52,7 +52,7 @@ def model_text(description: dict[str, Any], path: str) -> str:
 
 
 def gives(description: dict[str, Any]) -> list[tuple[str, str]]:
-    """What a saved model can be asked for, each with what that costs, or with what is missing."""
+    """Outputs of a saved model, each with its cost, or with what is missing for it."""
     if description["estimator"] == CLASSIFICATION:
         return [("predictions", ""), ("probabilities (--proba)", "at the cost of predictions")]
     kept, form = description.get("uncertainty"), (description["solve"] or {}).get("form")
@@ -100,7 +100,7 @@ def machine_text(description: dict[str, Any]) -> str:
             f"            in {format_seconds(measured['seconds'])} {how}; task, chain, round trip,",
             f"            cluster start, network, fresh{of_store} are defaults",
         ]
-        if (busy := measured["other_cores_busy"]) > MAX_BUSY_CORES:
+        if (busy := measured["other_cores_busy"]) > MAX_BUSY_CORES_FOR_PROFILE:
             lines.append(f"            while other processes kept {busy:.1f} cores busy: measure again without them")
     else:
         lines += [

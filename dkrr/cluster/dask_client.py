@@ -44,22 +44,24 @@ from dkrr.text import format_seconds
 
 logger = logging.getLogger(__name__)
 
-ASK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 """Seconds between two questions for the scheduler and the workers."""
 NOTICE_SECONDS = 1.0
 """Seconds within which a client notices that the connection to its scheduler was lost."""
-MAX_ATTEMPTS = 4
+MAX_SUBMISSIONS = 4
 """Times that a function or a pass of tasks is sent to all workers when some are lost."""
 
-CANCELLED = (CancelledError, FutureCancelledError, FutureOfLoopCancelledError)
-"""What waiting raises if the scheduler cancels what is waited for, or is lost."""
+LOST_SCHEDULER_ERRORS = (CancelledError, FutureCancelledError, FutureOfLoopCancelledError)
+"""Errors of waiting for a future that the scheduler cancels, or whose scheduler is lost."""
 
-LOST = (*CANCELLED, OSError, RuntimeError, AttributeError)
-"""What a client raises whose scheduler is lost; AttributeError, since it has None in its place."""
+LOST = (*LOST_SCHEDULER_ERRORS, OSError, RuntimeError, AttributeError)
+"""Errors of a client whose scheduler is lost; AttributeError, since it has None in place of the scheduler."""
 
 CONFIGURED = "(dkrr.wait-for-workers-seconds in Dask's configuration)"
-KEPT = "What is finished is kept in a given store"
-ADVICE = f"{KEPT}: run again with the same store= once there are workers, with larger ones if memory was short"
+WORK_IS_KEPT = "What is finished is kept in a given store"
+RESUME_ADVICE = (
+    f"{WORK_IS_KEPT}: run again with the same store= once there are workers, with larger ones if memory was short"
+)
 
 
 class SchedulerWatch:
@@ -110,7 +112,7 @@ class SchedulerWatch:
         with self.noticing_a_lost_scheduler():
             result = asyncio.run_coroutine_threadsafe(awaited(), self.client.loop.asyncio_loop)
             try:
-                while not wait([result], ASK_SECONDS).done:
+                while not wait([result], POLL_SECONDS).done:
                     self.look()
                 if self._without_since is not None and self.client.nthreads():
                     self.look()  # there were none when they were last looked at
@@ -132,18 +134,18 @@ class SchedulerWatch:
 
         It is called again on all of them if one is lost meanwhile.
         """
-        for attempt in range(MAX_ATTEMPTS):
+        for attempt in range(MAX_SUBMISSIONS):
             self.wait_for_workers()
             try:
                 results: dict[str, Any] = self.call(self.client.run, function, *arguments)
             except OSError as error:
-                if isinstance(error, DkrrError) or attempt == MAX_ATTEMPTS - 1:
+                if isinstance(error, DkrrError) or attempt == MAX_SUBMISSIONS - 1:
                     raise
                 time.sleep(0.5)  # its loss becomes known
                 continue
             if results:
                 return results
-        raise ClusterError(f"workers were lost {MAX_ATTEMPTS} times while they were asked. {ADVICE}")
+        raise ClusterError(f"workers were lost {MAX_SUBMISSIONS} times while they were asked. {RESUME_ADVICE}")
 
     def wait_for_workers(self) -> dict[str, int]:
         """Threads of every worker, once there is one."""
@@ -190,7 +192,8 @@ class SchedulerWatch:
                 f"(cluster.scale, dask worker), or close the client and work on this machine. Nothing was computed"
             )
         raise ClusterError(
-            f"all workers of the Dask cluster were lost, and none came back {within}{self._known_of_memory()}. {ADVICE}"
+            f"all workers of the Dask cluster were lost, and none came back {within}{self._known_of_memory()}. "
+            f"{RESUME_ADVICE}"
         )
 
     def refuse_a_lost_scheduler(self, seconds: float = NOTICE_SECONDS) -> None:
@@ -205,13 +208,13 @@ class SchedulerWatch:
             status = self._ended(seconds)
             if status is not None:
                 raise ClusterError(
-                    f"{how_it_ended(status)}{self._known_of_memory()}. {KEPT}: run again with the same store=, with "
-                    f"another memory_limit or fewer workers if memory was short"
+                    f"{how_it_ended(status)}{self._known_of_memory()}. {WORK_IS_KEPT}: run again with the same store=, "
+                    f"with another memory_limit or fewer workers if memory was short"
                 )
         elif self._is_disconnected(seconds):
             raise ClusterError(
-                f"the Dask scheduler at {self._address} is lost: it ended, or the connection to it did. {KEPT}: "
-                f"start the cluster again, and run again with the same store= and a new client"
+                f"the Dask scheduler at {self._address} is lost: it ended, or the connection to it did. "
+                f"{WORK_IS_KEPT}: start the cluster again, and run again with the same store= and a new client"
             )
 
     def _is_disconnected(self, seconds: float) -> bool:

@@ -21,7 +21,14 @@ from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 
 from dkrr.cluster import resident
-from dkrr.cluster.dask_client import ASK_SECONDS, CANCELLED, KEPT, LOST, MAX_ATTEMPTS, SchedulerWatch
+from dkrr.cluster.dask_client import (
+    LOST,
+    LOST_SCHEDULER_ERRORS,
+    MAX_SUBMISSIONS,
+    POLL_SECONDS,
+    WORK_IS_KEPT,
+    SchedulerWatch,
+)
 from dkrr.cluster.progress import Progress
 from dkrr.cluster.tasks import FAN_IN, ReadyQueue, RunRecord, Task, TaskRecord, execute_on_worker
 from dkrr.errors import ClusterError, DkrrError
@@ -29,7 +36,7 @@ from dkrr.text import format_bytes
 
 WINDOW_PER_THREAD = 2
 """Tasks on the scheduler for each worker thread: one runs, one waits at the worker."""
-UNREADABLE = "deserialization of the task graph"
+UNREADABLE_GRAPH = "deserialization of the task graph"
 """Words of Dask's error where the scheduler cannot read what a client sends."""
 OTHER_ENVIRONMENT = (
     "the Dask scheduler cannot read dkrr's tasks; expected the same packages there as here: install dkrr where the "
@@ -63,7 +70,7 @@ class DaskExecutor:
         self._watch = SchedulerWatch(client, ended, self._known_of_memory)
         self._most_held = 0
         self._places: list[str] = []
-        self._threads, self._asked_at = 1, -ASK_SECONDS
+        self._threads, self._asked_at = 1, -POLL_SECONDS
 
     def wait_until_ready(self) -> None:
         """Wait until the workers have imported what tasks need, once.
@@ -132,7 +139,7 @@ class DaskExecutor:
                     queue.complete(task.key)
                     progress.advance(task.flops)
                     submit()
-        except (*CANCELLED, CommClosedError) as error:
+        except (*LOST_SCHEDULER_ERRORS, CommClosedError) as error:
             raise self._died("the tasks", 1, ", or the connection to them was lost") from error
         finally:
             # The error that ended the run is the one to report: a lost scheduler has nothing to cancel.
@@ -160,16 +167,16 @@ class DaskExecutor:
         """See `Executor.forget`."""
         resident.forget(run)
         # Lost workers keep nothing, and their loss has its own error.
-        with suppress(*CANCELLED, OSError, ClusterError):
+        with suppress(*LOST_SCHEDULER_ERRORS, OSError, ClusterError):
             self._watch.call(self.client.run, resident.forget, run)
 
     def _note(self, records: list[TaskRecord]) -> None:
         self._most_held = max(self._most_held, *(r.peak_bytes for r in records), 0)
 
     def _n_threads(self) -> int:
-        """Threads of all workers, which come and go; asked for once in ASK_SECONDS, since to ask takes milliseconds."""
+        """Threads of all workers, which come and go; asked for once in POLL_SECONDS: a question takes milliseconds."""
         now = time.perf_counter()
-        if now > self._asked_at + ASK_SECONDS:
+        if now > self._asked_at + POLL_SECONDS:
             self._threads, self._asked_at = max(1, sum(self.client.nthreads().values())), now
         return self._threads
 
@@ -199,7 +206,7 @@ class DaskExecutor:
     def _pass(self, tasks: Sequence[Task], shared: Any, *, adds: bool = False) -> list[Any]:
         """Results of tasks, or their sum; again where a worker was lost with data that only this process can send."""
         self.wait_until_ready()
-        for attempt in range(MAX_ATTEMPTS):
+        for attempt in range(MAX_SUBMISSIONS):
             # All are released, also after an error: the client keeps the error of a future, whose frames hold the
             # futures of the pass, which would stay on the cluster for as long as the client.
             held: list[Any] = []
@@ -217,12 +224,12 @@ class DaskExecutor:
                 return list(self._watch.call(self.client.gather, futures, direct=True))
             except (KilledWorker, RuntimeError) as error:
                 raise self._readable(error, ITERATION) from None
-            except (*CANCELLED, OSError) as error:  # OSError: no connection to a lost worker
+            except (*LOST_SCHEDULER_ERRORS, OSError) as error:  # OSError: no connection to a lost worker
                 self._watch.refuse_a_lost_scheduler()
-                if attempt == MAX_ATTEMPTS - 1:
+                if attempt == MAX_SUBMISSIONS - 1:
                     if isinstance(error, OSError) and not isinstance(error, CommClosedError) and self._watch.look():
                         raise  # an error of a task, for example of its store
-                    raise self._died(ITERATION, MAX_ATTEMPTS) from error
+                    raise self._died(ITERATION, MAX_SUBMISSIONS) from error
                 time.sleep(0.5)
                 self._watch.wait_for_workers()
             finally:
@@ -234,9 +241,9 @@ class DaskExecutor:
         """Error to raise for one that Dask reports."""
         if isinstance(error, KilledWorker):
             return self._died(what, error.allowed_failures + 1)
-        if isinstance(error, RuntimeError) and UNREADABLE in str(error):
+        if isinstance(error, RuntimeError) and UNREADABLE_GRAPH in str(error):
             return ClusterError(OTHER_ENVIRONMENT)
-        if isinstance(error, CANCELLED):
+        if isinstance(error, LOST_SCHEDULER_ERRORS):
             self._watch.refuse_a_lost_scheduler()
             return self._died(what, 1)
         return error
@@ -251,7 +258,7 @@ class DaskExecutor:
         return ClusterError(
             f"the workers that ran {what} died {times} time{'s' if times != 1 else ''}{more}. The likely cause is "
             f"memory: a worker that reaches its limit is killed{self._known_of_memory()}; otherwise the "
-            f"cluster took them away, or the task crashed them. {KEPT}: run again "
+            f"cluster took them away, or the task crashed them. {WORK_IS_KEPT}: run again "
             f"with the same store=, with larger workers or another memory_limit if memory was short"
         )
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # imported where it is used: workers make no folders
     from filelock import BaseFileLock
 
 PREFIX = "dkrr-"
-MAX_ATTEMPTS = 20
+MAX_FOLDER_ATTEMPTS = 20
 """Attempts to find an unused name, and to delete a folder that something still writes to."""
 
 
@@ -101,7 +101,7 @@ def _made(parent: str, prefix: str) -> "tuple[str, BaseFileLock | None]":
     """Path of a new folder, and its lock; None where files cannot be locked."""
     Path(parent).stat()  # it must exist: filelock would make it
     delete_abandoned(parent)
-    for _ in range(MAX_ATTEMPTS):
+    for _ in range(MAX_FOLDER_ATTEMPTS):
         folder = f"{parent}/{prefix}{secrets.token_hex(4)}"
         try:
             lock = _locked(folder + lock_suffix())
@@ -117,7 +117,7 @@ def _made(parent: str, prefix: str) -> "tuple[str, BaseFileLock | None]":
             _unlock(lock)
             if not isinstance(error, FileExistsError):  # of another user, who saw the lock file
                 raise
-    raise FileExistsError(f"no free name after {MAX_ATTEMPTS} attempts")
+    raise FileExistsError(f"no free name after {MAX_FOLDER_ATTEMPTS} attempts")
 
 
 def delete_abandoned(parent: str) -> list[str]:
@@ -135,7 +135,7 @@ def delete_abandoned(parent: str) -> list[str]:
 def _delete(folder: str, lock: "BaseFileLock | None", owner: int) -> None:
     if os.getpid() != owner:  # a fork, whose parent still uses it
         return
-    for _ in range(MAX_ATTEMPTS):  # a task which cannot be cancelled may still be writing to it
+    for _ in range(MAX_FOLDER_ATTEMPTS):  # a task which cannot be cancelled may still be writing to it
         delete_made(folder)
         if not Path(folder).exists():
             break

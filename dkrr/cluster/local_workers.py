@@ -49,15 +49,15 @@ START_SECONDS = 60.0
 """Seconds to wait for the scheduler, and then for the workers."""
 WORKER_START_SECONDS = 5.0
 """Seconds more for every worker: many that import at once share the cores and the disk."""
-ASK_SECONDS = 2.0
+SCHEDULER_ANSWER_SECONDS = 2.0
 """Seconds for the scheduler to say which workers have started."""
 POLL_SECONDS = 0.05
 """Seconds between two such questions."""
 STOP_SECONDS = 20.0
 """Seconds given to the workers to end, before they are killed."""
 
-SETTINGS = {
-    **worker_settings.SETTINGS,
+LOCAL_WORKER_SETTINGS = {
+    **worker_settings.WORKER_SETTINGS,
     # Of the nanny: what exceeds its limit is killed.
     "distributed.worker.memory.terminate": 1.0,
     "distributed.worker.memory.monitor-interval": "1s",
@@ -148,7 +148,9 @@ class LocalWorkers:
         preload = [given] if isinstance(given, str) else list(given or [])
         # The scheduler keeps a file there too, which its death would leave in Dask's own folder.
         place = {"temporary-directory": self._options["local_directory"]}
-        dask.config.set(SETTINGS | place | {"distributed.worker.preload": [_SERVER, *preload]}, config=settings)
+        dask.config.set(
+            LOCAL_WORKER_SETTINGS | place | {"distributed.worker.preload": [_SERVER, *preload]}, config=settings
+        )
         self._security = new_credentials()
         self._process.stdin.write(pickle.dumps((self._n_workers, self._options, self._security, settings)))
         self._process.stdin.flush()
@@ -198,7 +200,9 @@ class LocalWorkers:
     def _have_started(self, client: Any) -> bool:
         try:
             # Not client.wait_for_workers: after the end of the scheduler that would wait for another one.
-            return len(client.sync(client.scheduler.ncores, callback_timeout=ASK_SECONDS)) >= self._n_workers
+            return (
+                len(client.sync(client.scheduler.ncores, callback_timeout=SCHEDULER_ANSWER_SECONDS)) >= self._n_workers
+            )
         except (OSError, AttributeError):  # no answer in time, or no connection
             return False
 

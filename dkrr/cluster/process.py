@@ -28,16 +28,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from mmap import PAGESIZE
 from pathlib import Path, PurePosixPath
 from types import FrameType
 from typing import Any, NamedTuple
 
 import psutil
 
+from dkrr import blas
 from dkrr.errors import InputError
 from dkrr.store.replacing import delete_unfinished
 
-ASK_SECONDS = 5.0
+RECOUNT_SECONDS = 5.0
 """Seconds between two counts of the processes that share the machine."""
 
 TASK = (
@@ -96,7 +98,7 @@ def _n_siblings() -> int:
     Pools of joblib and of multiprocessing start all of theirs before the first works.
     """
     # Every fit asks, and to go through the processes of a machine takes milliseconds.
-    return _count_siblings(os.getpid(), int(time.monotonic() / ASK_SECONDS))
+    return _count_siblings(os.getpid(), int(time.monotonic() / RECOUNT_SECONDS))
 
 
 @lru_cache(maxsize=1)
@@ -244,6 +246,14 @@ def available_bytes(root: Path = ROOT) -> int:
     return min(int(psutil.virtual_memory().available), *(g.available_bytes() for g in memory_groups(root)), UNLIMITED)
 
 
+def resident_bytes() -> int:
+    """Memory that this process holds."""
+    try:
+        return int(read_system_file("/proc/self/statm").split()[1]) * PAGESIZE
+    except OSError:  # not Linux
+        return int(psutil.Process().memory_info().rss)
+
+
 def process_limit_bytes() -> int | None:
     """Most resident memory of one process under RLIMIT_AS and RLIMIT_DATA (``ulimit -v``, ``-d``); None: no limit.
 
@@ -275,6 +285,18 @@ def usable_cores(root: Path = ROOT) -> int:
     affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     cores = (os.cpu_count() or 1) if affinity is None else len(affinity(0))
     return min(cores, _cores_of_quota(root, os.getpid()))
+
+
+def usable_threads(root: Path = ROOT) -> int:
+    """Threads that work in the calling thread may use: all cores, or its share in a Dask task, a child or a fork."""
+    cores, confined = usable_cores(root), confinement()
+    return cores if confined is None else thread_share(confined, cores)
+
+
+def thread_share(confined: Confinement, cores: int) -> int:
+    """Threads for one of the tasks of this process, or of the processes that share the machine."""
+    # joblib and Dask set the threads of BLAS such that the processes of a machine have a core for each.
+    return max(1, min(blas.n_threads(), cores // confined.n_sharing))
 
 
 @lru_cache(maxsize=8)

@@ -29,7 +29,7 @@ REFRESH_SECONDS = 0.5
 """Seconds between two updates of a display in a notebook."""
 MAX_BARS = 20
 """Bars of a display in a notebook; those of the last stages are kept."""
-WHOLE = 1000.0
+TOTAL_UNITS = 1000.0
 """Work of a whole, for its display."""
 ON_TIME = 0.75
 """Fraction of its expected time up to which a part of a whole is shown to be on time."""
@@ -51,7 +51,7 @@ class Progress:
         self._seconds: dict[str, float] = {}
 
     def shown_also(self, display: "Progress") -> "Progress":
-        """The same stages, of which another display is told too."""
+        """Progress with the same stages that also reports to another display."""
         both = Progress(self, display)
         both._seconds = self._seconds
         return both
@@ -143,7 +143,7 @@ class Share(Progress):
         self._whole.advance(flops * self._each)
 
 
-FORMAT = "dkrr %(asctime)s %(message)s"
+LOG_FORMAT = "dkrr %(asctime)s %(message)s"
 DATES = "%Y-%m-%d %H:%M:%S"
 
 package_logger = logging.getLogger("dkrr")
@@ -151,10 +151,10 @@ progress_logger = logging.getLogger("dkrr.progress")
 
 
 class LineFormatter(logging.Formatter):
-    """One line with date and time; what is more than information says so."""
+    """Formatter of a line with date and time, and with the level if it is above INFO."""
 
     def __init__(self) -> None:
-        super().__init__(FORMAT, DATES)
+        super().__init__(LOG_FORMAT, DATES)
 
     def format(self, record: logging.LogRecord) -> str:
         """Text of a record and its traceback, without control characters."""
@@ -339,7 +339,7 @@ class LogProgress(Progress):
 
 
 class CombinedProgress(Progress):
-    """One display of work that is made of several parts, such as a search.
+    """Display of work that consists of several parts, such as a search.
 
     It is the display of its parts as well: their stages show only that time passes in the part. The share that is
     shown is that of the seconds that all parts should take, and never becomes smaller.
@@ -364,7 +364,7 @@ class CombinedProgress(Progress):
     def __enter__(self) -> Self:
         for line in self._beginning.splitlines():
             self._display.note(line)
-        self._display.stage(self._name, WHOLE)
+        self._display.stage(self._name, TOTAL_UNITS)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *others: Any) -> None:
@@ -374,7 +374,7 @@ class CombinedProgress(Progress):
 
     @contextmanager
     def part(self, seconds: float) -> Iterator[None]:
-        """Work on one part, which should take so long and whose displays are this one."""
+        """Context of the work on one part, which should take `seconds` and is displayed here."""
         self._expected, self._started = seconds, time.monotonic()
         token = _WHOLE.set(self)
         try:
@@ -401,7 +401,7 @@ class CombinedProgress(Progress):
     def _reach(self, seconds: float) -> None:
         done = min(1.0, seconds / self._total)
         if done > self._done:
-            self._display.advance(WHOLE * (done - self._done))
+            self._display.advance(TOTAL_UNITS * (done - self._done))
             self._done = done
 
 

@@ -27,7 +27,7 @@ _guard = Lock()
 _runs: defaultdict[str, _Run] = defaultdict(_Run)
 
 
-def kept(run: str, name: Hashable, make: Callable[[], T]) -> T:
+def get_or_create(run: str, name: Hashable, make: Callable[[], T]) -> T:
     """Object that this process keeps under a name until `forget`; `make` is called once, by one thread."""
     with _guard:
         of_run = _runs[run]
@@ -39,13 +39,13 @@ def kept(run: str, name: Hashable, make: Callable[[], T]) -> T:
         return value
 
 
-def found(run: str, name: Hashable) -> Any:
+def get(run: str, name: Hashable) -> Any:
     """Object that is kept under a name, or None."""
     of_run = _runs.get(run)
     return None if of_run is None else of_run.objects.get(name)
 
 
-def has_room(run: str, kind: str, name: Hashable, most: int) -> bool:
+def reserve(run: str, kind: str, name: Hashable, most: int) -> bool:
     """Whether (kind, name) is kept already, or fewer than `most` of its kind are.
 
     A task that was sent to another worker than planned must not exceed what that one was planned to keep.

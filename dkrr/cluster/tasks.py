@@ -57,7 +57,7 @@ TaskFunction = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Task:
-    """One piece of work that a worker does on its own: it reads and writes the store itself."""
+    """Unit of work that a worker does alone: it reads and writes the store itself."""
 
     key: str
     """Unique within one run."""
@@ -137,7 +137,7 @@ class RunRecord:
         return dict(total)
 
     def values(self) -> dict[str, Any]:
-        """What the tasks returned, by key."""
+        """Values that the tasks returned, by key."""
         return {t.key: t.value for t in self.tasks}
 
     def add(self, other: "RunRecord") -> None:
@@ -175,15 +175,15 @@ class Executor(Protocol):
         ...
 
 
-NOTHING: Any = object()
+NO_SHARED_ARGUMENT: Any = object()
 """No shared argument."""
 
 
-def execute(task: Task, shared: Any = NOTHING) -> TaskRecord:
+def execute(task: Task, shared: Any = NO_SHARED_ARGUMENT) -> TaskRecord:
     """Run one task in this process, on one BLAS thread unless the executor is alone in the process."""
     meter = Meter()
     started, clock = time.time(), time.perf_counter()
-    value = task.function(meter, *task.arguments, *(() if shared is NOTHING else (shared,)))
+    value = task.function(meter, *task.arguments, *(() if shared is NO_SHARED_ARGUMENT else (shared,)))
     return TaskRecord(
         key=task.key,
         value=value,
@@ -196,7 +196,7 @@ def execute(task: Task, shared: Any = NOTHING) -> TaskRecord:
     )
 
 
-def execute_on_worker(task: Task, shared: Any = NOTHING) -> TaskRecord:
+def execute_on_worker(task: Task, shared: Any = NO_SHARED_ARGUMENT) -> TaskRecord:
     """Run one task of a worker beside others: Dask has as many threads as cores, so BLAS must use one.
 
     The record also has the peak memory of the worker, which takes about 50 µs to read.

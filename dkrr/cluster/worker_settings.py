@@ -12,7 +12,7 @@ from dkrr.cluster.process import usable_cores
 from dkrr.errors import MemoryLimitError
 from dkrr.text import format_bytes, plural
 
-SETTINGS: dict[str, Any] = {
+WORKER_SETTINGS: dict[str, Any] = {
     # A plan bounds every task. The memory holds buffers of running tasks and what dkrr keeps between them, which Dask
     # cannot spill; a worker that is paused while it holds them would never continue. The nanny still ends a worker that
     # exceeds its limit.
@@ -31,7 +31,7 @@ PRELOAD = "start workers with --preload dkrr.preload"
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """What a running worker has, holds, and does at which memory."""
+    """Report of a running worker: its resources, the memory that it holds, and the thresholds of its memory manager."""
 
     host: str
     threads: int

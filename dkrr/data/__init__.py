@@ -3,7 +3,7 @@
 from dkrr.data.arrays import MemoryRows
 from dkrr.data.dask_rows import DaskRows, frame_to_numpy, is_dask_frame
 from dkrr.data.open import (
-    NO_LABELS,
+    NON_LABEL_KINDS,
     as_rows,
     load_array,
     load_labels,
@@ -27,7 +27,7 @@ from dkrr.data.table_opening import (
 from dkrr.data.watched import refuse_changed, watched
 
 __all__ = [
-    "NO_LABELS",
+    "NON_LABEL_KINDS",
     "CheckedRows",
     "DaskRows",
     "MemoryRows",

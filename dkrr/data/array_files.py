@@ -19,7 +19,7 @@ from dkrr.errors import InputError, InputTypeError
 from dkrr.sparse import check_structure
 from dkrr.text import MAX_NAMED, first_names, format_bytes
 
-MAGIC = b"\x93NUMPY"
+NPY_MAGIC = b"\x93NUMPY"
 LENGTHS = {(1, 0): 2, (2, 0): 4, (3, 0): 4}
 """Bytes of the length of the header, by version of the format."""
 MAX_HEADER = 10_000
@@ -96,9 +96,9 @@ def _member_bytes(archive: ZipFile, info: ZipInfo) -> int:
 
 def checked_dtype(stream: Any, n_bytes: int) -> np.dtype[Any]:
     """Type of the values in a file of NumPy's format; ValueError if its header claims more than its `n_bytes`."""
-    start = stream.read(len(MAGIC) + 2)
-    version = tuple(start[len(MAGIC) :])
-    if not start.startswith(MAGIC) or version not in LENGTHS:
+    start = stream.read(len(NPY_MAGIC) + 2)
+    version = tuple(start[len(NPY_MAGIC) :])
+    if not start.startswith(NPY_MAGIC) or version not in LENGTHS:
         raise ValueError("it is not in NumPy's format")
     length = stream.read(LENGTHS[version])
     n_header = int.from_bytes(length, "little")

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 GROUP_ROWS = 65536
 """Most rows of a row group that is written."""
-BLOCK_BYTES = 4 * 2**20
+CSV_BLOCK_BYTES = 4 * 2**20
 """Bytes of a CSV file that are parsed at once: no line is longer, and pyarrow reads 32 such blocks ahead."""
 HEADER_BYTES = 2**20
 """Bytes in which a CSV file has its first line."""
@@ -48,15 +48,15 @@ ONE_BY_ONE: dict[str, Any] = {
     "fragment_readahead": 0,
     "use_threads": False,
 }
-"""How `to_batches` reads: in order, with one batch in memory; of a whole Parquet file or CSV file it keeps what it has
-read, so these are read otherwise."""
+"""Arguments of `to_batches`: it reads in order, with one batch in memory; of a whole Parquet file or CSV file it keeps
+what it has read, so these are read otherwise."""
 COMPRESSIONS = {"gz": "gzip", "bz2": "bz2", "zst": "zstd"}
 """Compression of a CSV file, by the end of its name."""
-MAGIC = b"ARROW1"
+ARROW_MAGIC = b"ARROW1"
 """First bytes of a file in Arrow's own format; a stream has others."""
 INDEX = re.compile(r"__index_level_\d+__|__null_dask_index__")
 """Names that pandas and Dask give to the columns of an index without a name."""
-KINDS: dict[Kind, tuple[str, ...]] = {
+TYPE_NAMES: dict[Kind, tuple[str, ...]] = {
     "number": ("integer", "floating", "boolean", "decimal", "null"),  # of null all are missing, as messages say
     "text": ("string", "large_string", "string_view"),
     "category": ("dictionary",),
@@ -71,7 +71,7 @@ WRITERS: dict[str, Callable[[Any, Any], Any]] = {
     ".arrow": pyarrow.ipc.new_file,
     ".feather": pyarrow.ipc.new_file,
 }
-"""What writes a table to an open file, by the end of its name."""
+"""Writers of tables to an open file, by the end of its name."""
 
 
 class Source:
@@ -228,8 +228,10 @@ def _columns(schema: Any, label: str) -> Iterator[Column]:
 
 
 def kind_of(dtype: Any) -> Kind:
-    """What a type of Arrow holds."""
-    is_one = (kind for kind, types in KINDS.items() if any(getattr(pyarrow.types, f"is_{t}")(dtype) for t in types))
+    """Kind of the values of an Arrow type."""
+    is_one = (
+        kind for kind, types in TYPE_NAMES.items() if any(getattr(pyarrow.types, f"is_{t}")(dtype) for t in types)
+    )
     return next(is_one, "other")
 
 
@@ -297,7 +299,7 @@ def csv_source(paths: list[str], label: str) -> Source:
     _check_same({path: header[1] for path, header in headers.items()})
 
     def opened(path: str, schema: Any = None) -> Any:
-        read = pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES)
+        read = pyarrow.csv.ReadOptions(use_threads=False, block_size=CSV_BLOCK_BYTES)
         parse = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
         return pyarrow.csv.open_csv(_text(path), read, parse, pyarrow.csv.ConvertOptions(column_types=schema))
 
@@ -332,7 +334,7 @@ def _whole(path: str, batches: Iterable[Any]) -> Iterator[Any]:
         return
     end = b""
     with _text(path) as stream:
-        while part := stream.read(BLOCK_BYTES):
+        while part := stream.read(CSV_BLOCK_BYTES):
             end = (end + part)[-HEADER_BYTES:]
     if not end.rstrip().endswith(b'"'):
         raise InputError(
@@ -399,7 +401,7 @@ def arrow_source(paths: list[str], label: str) -> Source:
 def _opened_ipc(path: str) -> Any:
     """File in Arrow's own format, or stream."""
     file = _opened(path)
-    is_file = file.read(len(MAGIC)) == MAGIC
+    is_file = file.read(len(ARROW_MAGIC)) == ARROW_MAGIC
     file.seek(0)
     return pyarrow.ipc.open_file(file) if is_file else pyarrow.ipc.open_stream(file)
 

@@ -174,8 +174,8 @@ class PartitionRows(Rows):
         for k, (first, last) in enumerate(pairwise(accumulate(self.array.chunks[0], initial=0))):
             top, bottom = max(first, start), min(last, stop)
             if top < bottom:
-                part = self.array.blocks[k].compute().iloc[top - first : bottom - first]
-                yield from cut(part, top, start, height)
+                block = self.array.blocks[k].compute().iloc[top - first : bottom - first]
+                yield from cut(block, top, start, height)
 
 
 def is_dask_frame(X: Any) -> bool:
@@ -196,31 +196,31 @@ def partitions_of(frame: Any, name: str, convert: Callable[[Any, str], Any] | No
     would not be the same ones.
     """
     refuse_shuffled(frame, name)
-    parts, rest = frame.to_delayed(), frame._meta.shape[1:]
-    counts = dask.compute(*map(dask.delayed(len), parts))
+    delayed, rest = frame.to_delayed(), frame._meta.shape[1:]
+    counts = dask.compute(*map(dask.delayed(len), delayed))
     filled = [k for k, n in enumerate(counts) if n] or [0]
     tasks = {
-        (i, *(0 for _ in rest)): (partial(_read, n=counts[k], number=k, name=name, convert=convert), parts[k].key)
+        (i, *(0 for _ in rest)): (partial(_read, n=counts[k], number=k, name=name, convert=convert), delayed[k].key)
         for i, k in enumerate(filled)
     }
     chunks = (tuple(counts[k] for k in filled), *((m,) for m in rest))
     meta = np.empty((0, *(0 for _ in rest)), dtype)
     # Of `loc`, Dask names a partition that stays whole after the one before it; that of an array then misses a task.
-    steps = {key: task.target if type(task).__name__ == "Alias" else task for key, task in parts[0].dask.items()}
+    steps = {key: task.target if type(task).__name__ == "Alias" else task for key, task in delayed[0].dask.items()}
     label = f"dkrr-partitions-{tokenize(frame, name, convert, counts)}"
-    source = Delayed(parts[0].key, HighLevelGraph.from_collections(f"{label}-steps", steps), layer=f"{label}-steps")
+    source = Delayed(delayed[0].key, HighLevelGraph.from_collections(f"{label}-steps", steps), layer=f"{label}-steps")
     return _with_tasks(tasks, label, [source], chunks, meta)
 
 
-def _read(part: Any, n: int, number: int, name: str, convert: Callable[[Any, str], Any] | None) -> Any:
+def _read(partition: Any, n: int, number: int, name: str, convert: Callable[[Any, str], Any] | None) -> Any:
     """Partition that is compared with its count, and converted."""
-    if len(part) != n:
+    if len(partition) != n:
         raise InputError(
-            f"{name} is a Dask DataFrame whose partition {number} (counted from 0) has {plural(len(part), 'row')}, and "
-            f"had {n} when they were counted; expected the same rows whenever it is computed: write it to files and "
-            f"read these, or call its persist() first"
+            f"{name} is a Dask DataFrame whose partition {number} (counted from 0) has "
+            f"{plural(len(partition), 'row')}, and had {n} when they were counted; expected the same rows whenever it "
+            f"is computed: write it to files and read these, or call its persist() first"
         )
-    return part if convert is None else convert(part, name)
+    return partition if convert is None else convert(partition, name)
 
 
 def refuse_shuffled(frame: Any, name: str) -> None:
@@ -243,7 +243,7 @@ def refuse_shuffled(frame: Any, name: str) -> None:
         )
 
 
-def _numbers(part: Any, name: str) -> NDArray[Any]:
+def _numbers(partition: Any, name: str) -> NDArray[Any]:
     """Numbers of a DataFrame or a Series of pandas, NaN where they are missing.
 
     Raises
@@ -251,11 +251,11 @@ def _numbers(part: Any, name: str) -> NDArray[Any]:
     InputError
         If a whole number is not exact in float64.
     """
-    missing = {"na_value": np.nan} if _is_nullable(part) else {}  # looked for in all values
-    found: NDArray[Any] = part.to_numpy(_type_of_numbers(part), **missing)
-    is_wide = [getattr(dtype, "kind", "O") in "iu" and dtype.itemsize == 8 for dtype in _dtypes(part)]
+    missing = {"na_value": np.nan} if _is_nullable(partition) else {}  # looked for in all values
+    found: NDArray[Any] = partition.to_numpy(_type_of_numbers(partition), **missing)
+    is_wide = [getattr(dtype, "kind", "O") in "iu" and dtype.itemsize == 8 for dtype in _dtypes(partition)]
     if found.dtype.kind == "f" and any(is_wide):
-        check_exact_columns(part, f"a partition of {name}")
+        check_exact_columns(partition, f"a partition of {name}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""From what a user passes to `Rows`, with an error for what cannot be used."""
+"""Conversion of users' arguments to `Rows`, with an error for values that cannot be used."""
 
 import math
 import os
@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from dkrr.checks import CLASSES, is_existing_folder, location, refuse_masked
+from dkrr.checks import TEXT_TARGETS_ADVICE, is_existing_folder, location, refuse_masked
 from dkrr.config import setting
 from dkrr.data.array_files import SUFFIXES, check_memory, mapped_npy, npz_array, open_hdf
 from dkrr.data.arrays import (
@@ -40,7 +40,7 @@ from dkrr.rounding import check_exact, exact_array
 from dkrr.store.zarr_arrays import arrays_at, arrays_in, is_dask_array, is_zarr_array, is_zarr_group, open_array
 from dkrr.text import first_names
 
-HELD_BYTES = 64 * 2**20
+MAX_HELD_TARGET_BYTES = 64 * 2**20
 """Targets up to this size are read into memory, whatever holds them."""
 COPIED_BYTES = 16 * 2**20
 """Targets that are copied at once."""
@@ -57,10 +57,10 @@ CONTAINERS: list[tuple[Callable[[Any], bool], Callable[[Any, str], Rows]]] = [
     (is_in_file, lambda array, _: ArrayRows(array)),  # of xarray: a slice is read and kept by its own array only
 ]
 """Is it this? Then these are its rows, for X and y alike. Tables go before, and anything else becomes an ndarray."""
-NO_LABELS = "mMV"
+NON_LABEL_KINDS = "mMV"
 """Kinds of NumPy's durations, dates and records."""
-UNREADABLE = NO_LABELS + "SU"
-"""The same and text, which scikit-learn would parse."""
+NON_NUMERIC_KINDS = NON_LABEL_KINDS + "SU"
+"""Kinds of NumPy's durations, dates, records and text; scikit-learn would parse text."""
 
 
 def open_path(path: str | Path, name: str = "X") -> Any:
@@ -117,7 +117,7 @@ def _refuse_pipes(folder: str, name: str) -> None:
             is_existing_folder(f"{folder}/{file}", name)
 
 
-def refuse_unreadable(X: Any, name: str = "X", kinds: str = UNREADABLE) -> None:
+def refuse_unreadable(X: Any, name: str = "X", kinds: str = NON_NUMERIC_KINDS) -> None:
     """Refuse masked entries, dates and text, which NumPy or scikit-learn would take for numbers; and graphs.
 
     Raises
@@ -165,7 +165,7 @@ def as_rows(X: Any, name: str = "X") -> Rows:
         If it is empty, not a matrix, not of numbers, damaged (sparse), or does not exist.
     """
     path = location(X, name, "the path or URL of an array") if isinstance(X, str | Path) else None
-    X = _opened(X if path is None else _open_rows(path, name), name, UNREADABLE)
+    X = _opened(X if path is None else _open_rows(path, name), name, NON_NUMERIC_KINDS)
     if isinstance(X, Rows):
         return X
     if isinstance(X, Table):
@@ -187,7 +187,7 @@ def as_rows(X: Any, name: str = "X") -> Rows:
 
 
 def _container(value: Any) -> Callable[[Any, str], Rows] | None:
-    """What makes rows of an array in a container; None for whatever NumPy makes an array of."""
+    """Function that makes rows of an array in a container; None for values that NumPy converts."""
     return next((rows_of for takes, rows_of in CONTAINERS if takes(value)), None)
 
 
@@ -247,10 +247,10 @@ def _check_dtype(dtype: Any, name: str) -> None:
 
 
 def _remedy(name: str, dtype: Any) -> str:
-    """What to do about values that are not numbers."""
+    """Remedy for values that are not numbers."""
     kind = getattr(dtype, "kind", "O")
     if name == "y" and kind in "OSUT":
-        return CLASSES
+        return TEXT_TARGETS_ADVICE
     return "convert it, e.g. " + ("a date to the days since another one" if kind in "mM" else f"{name}.astype(float)")
 
 
@@ -278,14 +278,14 @@ def load_targets(y: Any, name: str = "y") -> NDArray[np.float64]:
     DiskSpaceError
         If they do not fit on the disk.
     """
-    return _as_targets(y, name, HELD_BYTES)
+    return _as_targets(y, name, MAX_HELD_TARGET_BYTES)
 
 
 def place_of_targets(y: Any) -> dict[str, bool]:
     """Fields of a problem: whether targets are in memory now, and whether `load_targets` returns a mapped file."""
     y = _opened(y, "y")
     rows = _rows_of_targets(y, "y")
-    mapped = is_mapped(y) if rows is None else 8 * math.prod(rows.shape) > HELD_BYTES
+    mapped = is_mapped(y) if rows is None else 8 * math.prod(rows.shape) > MAX_HELD_TARGET_BYTES
     return {"y_in_memory": isinstance(y, np.ndarray) and not mapped, "y_is_mapped": mapped}
 
 
@@ -311,7 +311,7 @@ def load_labels(y: Any, name: str = "y") -> NDArray[Any]:
     return y.values()
 
 
-def _opened(value: Any, name: str, kinds: str = NO_LABELS) -> Any:
+def _opened(value: Any, name: str, kinds: str = NON_LABEL_KINDS) -> Any:
     """Container that a user passed as X or y: rows, a table, or anything else unchanged, without these kinds of values.
 
     Raises

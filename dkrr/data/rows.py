@@ -29,11 +29,11 @@ ALL = slice(None)
 WINDOW_ROWS = 256
 """Consecutive sparse rows whose average is taken: tiles are seldom lower, and a single dense row does not count."""
 
-PART_ENTRIES = 2**18
+SPARSE_STRIP_ENTRIES = 2**18
 """Most stored entries of sparse rows that are read at once for a tile of a Gram matrix: 3 MiB, which kernels copy a few
 times. With fewer, the rows of a tile would be read and transposed more often."""
 
-BLOCK_ENTRIES = 2**21
+SPARSE_BLOCK_ENTRIES = 2**21
 """Most stored entries of sparse rows that a pass reads at once, 24 MiB or 32: each block passes over the vectors that
 it is added to, which may be as wide as X, so smaller ones would take longer."""
 
@@ -131,18 +131,18 @@ class Rows(ABC):
                 held, first = [], where.stop
 
     def task_edges(self, height: int) -> list[int]:
-        """First rows of parts that tasks read one each, of about `height` rows, and the number of rows."""
+        """First rows of segments that tasks read one each, of about `height` rows, and the number of rows."""
         return [*range(0, self.shape[0], height), self.shape[0]]
 
-    def parts(self, rows: slice, max_entries: int | None = None) -> list[slice]:
+    def row_ranges(self, rows: slice, max_entries: int | None = None) -> list[slice]:
         """Consecutive ranges that together are `rows`, each to be read on its own where memory counts.
 
-        Sparse rows are cut into at most so many stored entries (default: PART_ENTRIES), or one row; dense ones are
-        not cut.
+        Sparse rows are cut into ranges of at most `max_entries` stored entries (default: SPARSE_STRIP_ENTRIES), or of
+        one row; dense ones are not cut.
         """
         if not self.is_sparse:
             return [rows]
-        cuts = cuts_by_entries(self._pointers_of(rows), PART_ENTRIES if max_entries is None else max_entries)
+        cuts = cuts_by_entries(self._pointers_of(rows), SPARSE_STRIP_ENTRIES if max_entries is None else max_entries)
         return [slice(rows.start + a, rows.start + b) for a, b in pairwise(cuts)]
 
     def _pointers_of(self, rows: slice) -> NDArray[Any]:
@@ -213,7 +213,7 @@ def cut(block: Any, first: int, start: int, height: int) -> Iterator[tuple[slice
 
 
 def cuts_by_entries(pointers: NDArray[Any], max_entries: int, max_rows: int | None = None) -> list[int]:
-    """First rows of blocks of sparse rows, and n; a block has at most so many entries and rows, or one row."""
+    """First rows of blocks of sparse rows, and n; a block has at most `max_entries` and `max_rows`, or one row."""
     cuts, n = [0], len(pointers) - 1
     while cuts[-1] < n:
         last = int(np.searchsorted(pointers, int(pointers[cuts[-1]]) + max_entries, side="right")) - 1
@@ -348,7 +348,7 @@ def _scan(
                 n_rows = blocks[bisect_right(blocks, where.start)] - where.start
                 dtype = np.dtype(block.dtype).newbyteorder("=")  # as a copy in a store has it
                 sha = hashlib.sha256(str(((n_rows, block.shape[1]), dtype.str)).encode())
-            # Dense blocks may come in pieces, whose bytes follow each other; sparse ones come whole.
+            # Dense blocks may come in strips, whose bytes follow each other; sparse ones come whole.
             for array in arrays_of(block):
                 sha.update(np.ascontiguousarray(array, array.dtype.newbyteorder("=")).data)
             if where.stop in ends:
@@ -386,7 +386,7 @@ def check_finite(block: Block, name: str, first_row: int = 0, names: Sequence[st
 
 
 def first_bad(block: Block) -> tuple[str, int, int] | None:
-    """What the first value is that is not finite ("NaN", "infinity"), its row and its column; None if all are."""
+    """First value that is not finite ("NaN", "infinity"), with its row and its column; None if all are finite."""
     values = block.data if sp.issparse(block) else block
     if values.dtype.kind != "f":
         return None

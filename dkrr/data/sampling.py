@@ -22,7 +22,7 @@ def sampled(
     ----------
     X, y, sample_weight
         As for the `fit` of an estimator; y and weights may be names of columns of X. Tables stay tables, with the types
-        of their columns; of tables and stored arrays a part at a time is in memory besides the sample.
+        of their columns; of tables and stored arrays a block at a time is in memory besides the sample.
     n_rows : int
         Rows of the sample, fewer than there are.
     seed : int
@@ -99,9 +99,9 @@ def _of_table(table: Table, chosen: NDArray[np.intp]) -> Table:
     from dkrr.data.arrow import Source
 
     schema = pyarrow.schema([table.source.schema.field(name) for name in table.names])
-    parts, first = [], 0
+    batches, first = [], 0
     for batch in table.source.batches(0, table.n_rows, table.names):
         start, stop = np.searchsorted(chosen, (first, first + batch.num_rows))
-        parts.append(batch.take(pyarrow.array(chosen[start:stop] - first)))
+        batches.append(batch.take(pyarrow.array(chosen[start:stop] - first)))
         first += batch.num_rows
-    return Table(Source(pyarrow.Table.from_batches(parts, schema), table.source.label), table.names)
+    return Table(Source(pyarrow.Table.from_batches(batches, schema), table.source.label), table.names)

@@ -27,7 +27,7 @@ from dkrr.data.rows import ALL, Block, Rows, cuts_by_entries, dense
 from dkrr.errors import DamagedChunkError, InputError, StoreError
 from dkrr.sparse import check_structure
 from dkrr.store import ChunkedArray, RunStore, TiledMatrix, TileGrid, description
-from dkrr.store.format import DTYPES, write_group
+from dkrr.store.format import STORED_DTYPES, write_group
 from dkrr.store.places import Place
 
 
@@ -169,9 +169,9 @@ def write_rows(
     StoreError
         If it cannot be written, or Zarr has no such dtype.
     """
-    if np.dtype(rows.dtype).name not in DTYPES:
+    if np.dtype(rows.dtype).name not in STORED_DTYPES:
         raise StoreError(
-            f"rows of {rows.dtype} cannot be kept in a store; expected one of {', '.join(DTYPES)}: convert X"
+            f"rows of {rows.dtype} cannot be kept in a store; expected one of {', '.join(STORED_DTYPES)}: convert X"
         )
     if rows.is_sparse:
         return _write_sparse(rows, place)
@@ -200,7 +200,7 @@ def _write_sparse(rows: Rows, place: Place) -> SparseRows:
     copy.indptr.fill(indptr)
     # By entries and not by rows: dense rows may be consecutive.
     data, indices = _Appended(copy.values), _Appended(copy.indices)
-    for start, stop in pairwise(cuts_by_entries(indptr, description.CHUNK_ENTRIES)):
+    for start, stop in pairwise(cuts_by_entries(indptr, description.SPARSE_CHUNK_ENTRIES)):
         block = rows.read(start, stop)
         data.append(block.data)
         indices.append(block.indices)
@@ -210,7 +210,7 @@ def _write_sparse(rows: Rows, place: Place) -> SparseRows:
 
 
 class _Appended:
-    """An array of whole rows that is written piece by piece, in whole chunks."""
+    """An array of whole rows that is written block by block, in whole chunks."""
 
     def __init__(self, array: ChunkedArray) -> None:
         self._array, self._buffer = array, np.zeros(array.chunks, array.dtype)
@@ -279,7 +279,7 @@ def described_rows(place: Place, described: Any) -> StoredCopy:
     return SparseRows(values, indices, indptr, described["shape"][1])
 
 
-NAME = "gram"
+MATRIX_NAME = "gram"
 """Name of the matrix in its store."""
 
 
@@ -356,9 +356,9 @@ def stored_gram(url: str) -> StoredGramRows | None:
         found = RunStore(url).description() if may_keep(url) else None
     except StoreError:
         return None
-    if found is None or (found["fingerprint"] or {}).get("what") != NAME:
+    if found is None or (found["fingerprint"] or {}).get("what") != MATRIX_NAME:
         return None
-    array = RunStore(url).open_array(NAME)
+    array = RunStore(url).open_array(MATRIX_NAME)
     (n, tile), is_real = (array.shape[0], array.chunks[0]), array.dtype.startswith("float")
     if array.shape != (n, n) or n == 0 or array.block_rows or array.chunks != (tile, tile) or not is_real:
         raise StoreError(f"{array.url} does not have the layout of a Gram matrix that dkrr.gram wrote: it is damaged")

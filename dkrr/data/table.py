@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.checks import CLASSES, shown, whole
+from dkrr.checks import TEXT_TARGETS_ADVICE, shown, whole
 from dkrr.data.arrays import MemoryRows
 from dkrr.data.rows import ALL, Block, Rows, cut
 from dkrr.errors import InputError, InputTypeError, InputWarning
@@ -231,9 +231,9 @@ class Table:
         height, first = whole(height, "height", 1), start
         for batch in self.source.batches(start, self.n_rows if stop is None else stop, self.names):
             for k in range(0, batch.num_rows, height):
-                part = batch.slice(k, height)
-                yield first, part.to_pandas(ignore_metadata=True)
-                first += part.num_rows
+                rows = batch.slice(k, height)
+                yield first, rows.to_pandas(ignore_metadata=True)
+                first += rows.num_rows
 
     def to_pandas(self) -> pandas.DataFrame:
         """All rows as a DataFrame in memory."""
@@ -340,12 +340,12 @@ class Table:
         return np.asarray(self.to_pandas()[self.names[0]].to_numpy())
 
 
-def stray_text(parts: Iterable[pandas.Series]) -> tuple[int, Any] | None:
+def stray_text(blocks: Iterable[pandas.Series]) -> tuple[int, Any] | None:
     """Row and value of the first text in a column of mostly numbers; None of a column of text."""
     import pandas
 
     row = n_numbers = 0
-    for values in parts:
+    for values in blocks:
         is_number = pandas.to_numeric(values, errors="coerce").notna()
         strays = np.flatnonzero(~is_number & values.notna() & ~values.isin(MISSING_TEXTS))
         n_numbers += int(is_number.sum())
@@ -366,7 +366,7 @@ def not_numbers(
             f"numbers; expected numbers in all rows: correct it, or leave it empty if the number is missing"
         )
     if name == "y" and kind in ("text", "category"):
-        return f"y is the column {column!r} of {kind} ({dtype}); expected numbers: {CLASSES}"
+        return f"y is the column {column!r} of {kind} ({dtype}); expected numbers: {TEXT_TARGETS_ADVICE}"
     rest = ",".join(others) or "a,b"
     remedies = {
         "date": "give the days since another date instead",
@@ -459,11 +459,11 @@ class TableRows(Rows):
         most = max(height, TASK_BYTES // (8 * len(self.table.names)))
         edges = [0]
         for start, stop in pairwise(self.edges):
-            n_parts = -(-(stop - start) // most)
+            n_ranges = -(-(stop - start) // most)
             if len(edges) > 1 and stop - edges[-2] <= height:
-                edges[-1] = stop  # several small groups make one part
+                edges[-1] = stop  # several small groups make one range
             else:
-                edges += [start + (stop - start) * k // n_parts for k in range(1, n_parts + 1)]
+                edges += [start + (stop - start) * k // n_ranges for k in range(1, n_ranges + 1)]
         return edges
 
     @property
@@ -494,15 +494,15 @@ def table_rows(table: Table, name: str) -> Rows:
     )
 
 
-def regrouped(parts: Iterable[Any], height: int, join: Callable[[list[Any]], Any]) -> Iterator[Any]:
-    """Consecutive parts of any heights as parts of `height` rows; the last one may have fewer.
+def regrouped(blocks: Iterable[Any], height: int, join: Callable[[list[Any]], Any]) -> Iterator[Any]:
+    """Consecutive blocks of any heights as blocks of `height` rows; the last one may have fewer.
 
     `join` puts several together: arrays, or tables of Arrow.
     """
     held, n = list[Any](), 0
-    for part in parts:
-        held.append(part)
-        n += len(part)
+    for block in blocks:
+        held.append(block)
+        n += len(block)
         if n >= height:
             whole = join(held)
             yield from (whole[first : first + height] for first in range(0, n - n % height, height))

@@ -1,4 +1,4 @@
-"""From a path or a container to a `Table`, and from names of its columns to targets and weights."""
+"""Tables from paths or containers, and targets and weights from names of their columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dkrr.store.places import place_at
 from dkrr.text import near_columns
 from dkrr.typing import SupportsColumns
 
-FORMATS = {
+TABLE_SUFFIXES = {
     "parquet": (".parquet", ".pq", ".parq"),
     "csv": (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.bz2", ".csv.zst"),
     "arrow": (".arrow", ".feather", ".ipc"),
@@ -154,7 +154,7 @@ def arrow_tables(what: str, instead: str = "") -> Any:
 
 def _format_of(file: str) -> str | None:
     """Format of a file, told from its name; None if it is not that of a table."""
-    return next((form for form, ends in FORMATS.items() if file.lower().rstrip("/").endswith(ends)), None)
+    return next((form for form, ends in TABLE_SUFFIXES.items() if file.lower().rstrip("/").endswith(ends)), None)
 
 
 def _files(file: str) -> list[str]:

@@ -41,9 +41,9 @@ from dkrr.rounding import check_exact
 from dkrr.sparse import check_structure
 from dkrr.text import first_names, format_bytes, plural
 
-BLOCK_BYTES = 16 * 2**20
+TRANSFORM_BLOCK_BYTES = 16 * 2**20
 """Rows that are transformed together, as float64."""
-MAX_BLOCK_ROWS = 16384
+MAX_TRANSFORM_ROWS = 16384
 HEAD_ROWS = 256
 """Rows of the first block, by which a ColumnTransformer of fitted parts learns which columns they make."""
 STANDARDIZE = "standardize"
@@ -95,12 +95,12 @@ def inputs_of(X: Any) -> Rows:
 
 
 def block_rows(width: int) -> int:
-    """Rows of a block of at most BLOCK_BYTES."""
-    return max(1, min(MAX_BLOCK_ROWS, BLOCK_BYTES // (8 * max(1, width))))
+    """Rows of a block of at most TRANSFORM_BLOCK_BYTES."""
+    return max(1, min(MAX_TRANSFORM_ROWS, TRANSFORM_BLOCK_BYTES // (8 * max(1, width))))
 
 
 def input_blocks(inputs: Rows) -> Iterator[Any]:
-    """All rows in front of a transformer, a block of at most BLOCK_BYTES at a time."""
+    """All rows in front of a transformer, a block of at most TRANSFORM_BLOCK_BYTES at a time."""
     for _, block in inputs.blocks(0, inputs.shape[0], block_rows(inputs.shape[1])):
         yield block
 
@@ -233,7 +233,7 @@ def _tried(transformer: Any, function: Callable[..., Any], *arguments: Any) -> A
 
 @dataclass(frozen=True)
 class ColumnSteps:
-    """What most tables need, learned from statistics of all blocks: numbers filled and standardised, text one-hot."""
+    """Steps for most tables, learned from statistics of all blocks: numbers filled and standardised, text one-hot."""
 
     one_hot: Sequence[str] = ()
     """Columns that become one for each value; without any the steps are of all columns."""
@@ -284,7 +284,7 @@ class ColumnSteps:
 
 
 def _means(imputer: Any, blocks: Iterable[Any]) -> Any:
-    """One row with the means of all blocks, as they are; NaN where a column has no value."""
+    """Row of the means over all blocks, not transformed; NaN where a column has no value."""
     head: Any = None
     count = means = np.zeros(0)
     for block in blocks:
@@ -382,7 +382,7 @@ def _name(transformer: Any, column: int) -> Any:
 
 
 def _unknown_value(transformer: Any, block: Any, first: int) -> str:
-    """What is wrong with the first value that an encoder in a fitted transformer does not know; empty if not found."""
+    """Message about the first value that is unknown to an encoder in a fitted transformer; empty if none is."""
     for encoder in _encoders(transformer) if hasattr(block, "iloc") else ():
         for name, known in zip(getattr(encoder, "feature_names_in_", ()), encoder.categories_, strict=False):
             rows = np.flatnonzero(~block[name].isin(known.tolist()))
@@ -475,16 +475,16 @@ class TransformedRows(Rows):
         first, block, stream = vars(self._cursor).pop("behind", (None, None, None))
         if first != start:
             block, stream = self._head[:0], self._blocks_from(start, self.shape[0])
-        parts, missing = [block], stop - start - block.shape[0]
+        blocks, missing = [block], stop - start - block.shape[0]
         while missing > 0:
             block = next(stream)[1]
-            parts.append(block)
+            blocks.append(block)
             missing -= block.shape[0]
         end = block.shape[0] + missing
-        parts[-1] = block[:end]
+        blocks[-1] = block[:end]
         if stop < self.shape[0]:  # the last block is not held
             self._cursor.behind = stop, block[end:], stream
-        found = joined([part for part in parts if part.shape[0]] or parts)
+        found = joined([one for one in blocks if one.shape[0]] or blocks)
         return found if columns == ALL else found[:, columns]
 
     def take(self, indices: NDArray[np.intp]) -> Block:

@@ -23,9 +23,9 @@ from sklearn.preprocessing import OneHotEncoder
 from dkrr.checks import shown
 from dkrr.data.array_files import checked_dtype
 from dkrr.errors import InputError, StoreError
-from dkrr.store.format import DTYPES
+from dkrr.store.format import STORED_DTYPES
 
-CLASSES = {
+SAFE_CLASSES = {
     "sklearn.compose": ("ColumnTransformer",),
     "sklearn.decomposition": ("PCA", "IncrementalPCA", "TruncatedSVD"),
     "sklearn.feature_selection": ("VarianceThreshold",),
@@ -41,12 +41,15 @@ CLASSES = {
 """Classes of transformers that a file may name without the user's consent, which compute from what they hold in a
 bounded number of steps: not PolynomialFeatures, whose parameters alone say how many columns it makes, nor those with
 regular expressions."""
-KINDS = [getattr(import_module(module), name) for module, names in CLASSES.items() for name in names]
+SAFE_TYPES = [getattr(import_module(module), name) for module, names in SAFE_CLASSES.items() for name in names]
 """The classes themselves."""
 PROTOCOLS = (2,)
 """Versions of skops' format whose trees are checked here; in others nodes name what they make in other places."""
-_TYPES = {*(f"numpy.{name}" for name in DTYPES), *(f"builtins.{name}" for name in ("bool", "float", "int", "str"))}
-_DTYPES = {"null", *(f'"{name}"' for name in DTYPES)}
+_TYPES = {
+    *(f"numpy.{name}" for name in STORED_DTYPES),
+    *(f"builtins.{name}" for name in ("bool", "float", "int", "str")),
+}
+_DTYPES = {"null", *(f'"{name}"' for name in STORED_DTYPES)}
 _UFUNCS = [name for name, value in vars(np).items() if isinstance(value, np.ufunc)]
 SCHEMA = "schema.json"
 """Part of a file with its tree."""
@@ -57,7 +60,7 @@ NODES = {
     "JsonNode": {"builtins.str"},
     "ListNode": {"builtins.list"},
     "NdArrayNode": {"numpy.ndarray", *_TYPES},
-    "ObjectNode": {f"{kind.__module__}.{kind.__name__}" for kind in KINDS},
+    "ObjectNode": {f"{kind.__module__}.{kind.__name__}" for kind in SAFE_TYPES},
     "SliceNode": {"builtins.slice"},
     "TupleNode": {"builtins.tuple"},
     "TypeNode": _TYPES,
@@ -136,7 +139,7 @@ def _names(given: Any) -> set[str]:
 
 
 def _made(data: bytes, tree: Any, nodes: list[dict[str, Any]]) -> Any:
-    """What skops makes of a checked tree; raises StoreError if it repeats columns more often than the file has bytes.
+    """Transformer of a checked tree; raises StoreError if it repeats columns more often than the file has bytes.
 
     It has no ``n_jobs``: how many processes there are is a matter of the machine, as the store of a fit is.
     """
@@ -166,7 +169,7 @@ def _with_tree(data: bytes, tree: Any) -> bytes:
 
 
 def _copies(transformer: Any) -> int:
-    """How often a transformer may repeat a column: the sum of its parts, the product of its steps."""
+    """Times that a transformer may repeat a column: the sum over its parts, the product over its steps."""
     if isinstance(transformer, Pipeline):
         return prod(_copies(step) for _, step in transformer.steps)
     if isinstance(transformer, FrozenEstimator):
@@ -253,7 +256,7 @@ def _dtypes(data: bytes) -> dict[str, np.dtype[Any]]:
 
 def _check_attributes(attributes: dict[str, Any], name: str, n_bytes: int, dtypes: dict[str, np.dtype[Any]]) -> None:
     """Refuse attributes that hide methods, name a place, or claim columns or bytes; raises as `_checked`."""
-    kind = next(kind for kind in KINDS if name == f"{kind.__module__}.{kind.__name__}")
+    kind = next(kind for kind in SAFE_TYPES if name == f"{kind.__module__}.{kind.__name__}")
     for key, node in attributes.items():
         if key.startswith("__") or callable(getattr(kind, key, None)):
             raise StoreError(f"{name} has the attribute {shown(key)}")
@@ -265,7 +268,7 @@ def _check_attributes(attributes: dict[str, Any], name: str, n_bytes: int, dtype
             is_array = node["__loader__"] == "DTypeNode"  # without values
             found = f'"{dtypes[node["content"]["file"]].name}"' if is_array else node["content"]
             if found not in _DTYPES:
-                raise StoreError(f"{name} has dtype={shown(found)}; expected one of {', '.join(DTYPES)}")
+                raise StoreError(f"{name} has dtype={shown(found)}; expected one of {', '.join(STORED_DTYPES)}")
         is_counts = kind is OneHotEncoder and key in COUNTS
         if is_counts and not 0 <= sum(json.loads(number["content"]) for number in node["content"]) <= n_bytes:
             raise StoreError(f"{name} has a number larger than the file holds values")
@@ -276,7 +279,7 @@ COUNTS = {key for key, value in vars(OneHotEncoder().fit([["a"]])).items() if va
 
 
 def _content(value: Any) -> Any:
-    """What a node says, without the numbers of the nodes in it and the names of their files."""
+    """Content of a node, without the numbers of the nodes in it and the names of their files."""
     if isinstance(value, dict):
         return {name: _content(inner) for name, inner in value.items() if name not in ("__id__", "file")}
     return [_content(inner) for inner in value] if isinstance(value, list) else value

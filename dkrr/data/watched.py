@@ -18,13 +18,13 @@ from dkrr.data.rows import ALL, Block, Rows, arrays_of
 from dkrr.errors import InputError
 from dkrr.store.format import checksum
 
-BLOCK_BYTES, BLOCK_ROWS = 2**18, 2**15
+WATCHED_BLOCK_BYTES, WATCHED_BLOCK_ROWS = 2**18, 2**15
 """Most bytes and rows of a block."""
-HELD_BYTES, FEW = 2**14, 4
+MEMORY_BLOCK_BYTES, FEW = 2**14, 4
 """Most bytes of a block of rows in memory; blocks that a prediction looks at, which may take 0.1 ms in all."""
 READ_BLOCKS, HELD_BLOCKS, FRAME_BLOCKS = 256, 32, 32
 """Most blocks that are compared: of rows that are read, of rows in memory, and of frames, whose sums take longer."""
-ROUNDING = 1e-9
+SUM_TOLERANCE = 1e-9
 """Largest difference of sums of computed rows, relative to sums of absolute values: processors may round otherwise."""
 
 
@@ -76,7 +76,7 @@ class BlockSums:
             self._meet(k, value, size)
 
     def through(self, blocks: Iterable[tuple[slice, Block]]) -> Iterator[tuple[slice, Block]]:
-        """The same consecutive blocks of rows; what they hold of blocks with checksums is compared first.
+        """Iterate over consecutive blocks of rows, each compared with its checksums first.
 
         Raises
         ------
@@ -102,10 +102,10 @@ class BlockSums:
             if first == start:
                 begun = (0, 0.0)
             if not isinstance(block, np.ndarray) and (first, last) != (start, stop):
-                begun = None  # parts of anything else would be further copies
+                begun = None  # fractions of anything else would be further copies
             if begun is not None and first < last:
-                piece = block[first - where.start : last - where.start]
-                begun = (_checksum if self.is_exact else _total)(begun, piece, first)
+                rows = block[first - where.start : last - where.start]
+                begun = (_checksum if self.is_exact else _total)(begun, rows, first)
                 if last == stop:
                     self._meet(k, *begun)
                     begun = None
@@ -116,7 +116,7 @@ class BlockSums:
         known, other = self._sums[k].tolist()
         if math.isnan(known):
             self._sums[k] = value, size
-        elif abs(known - value) > ROUNDING * (size + other):
+        elif abs(known - value) > SUM_TOLERANCE * (size + other):
             first = self.starts()[k]
             last = min(first + self.height, self.n)
             raise InputError(
@@ -229,10 +229,10 @@ class WatchedRows(Rows):
         return self._there().take(indices)
 
 
-def sums_of(rows: Rows, name: str = "X", most: int = READ_BLOCKS, block_bytes: int = BLOCK_BYTES) -> BlockSums:
-    """Checksums of at most so many blocks of rows that messages call by a name, none of which is known yet."""
+def sums_of(rows: Rows, name: str = "X", most: int = READ_BLOCKS, block_bytes: int = WATCHED_BLOCK_BYTES) -> BlockSums:
+    """Checksums of at most `most` blocks of rows, none of them known yet; messages call the rows `name`."""
     n, d = rows.shape
-    height = max(1, min(BLOCK_ROWS, block_bytes // max(1, rows.row_bytes if rows.is_sparse else 8 * d)))
+    height = max(1, min(WATCHED_BLOCK_ROWS, block_bytes // max(1, rows.row_bytes if rows.is_sparse else 8 * d)))
     are_frames, n_blocks = np.dtype(rows.dtype).hasobject, -(-n // height)
     step = -(-n_blocks // (FRAME_BLOCKS if are_frames else most))
     label = name if rows.url is None else f"{name} at {rows.url}"
@@ -254,7 +254,7 @@ def watched(rows: Rows, name: str = "X", *, is_matrix: bool = False) -> Rows:
         return rows
     if not rows.is_in_memory and not is_matrix:
         return WatchedRows(rows)
-    rows.sums = sums_of(rows, name, HELD_BLOCKS, HELD_BYTES)
+    rows.sums = sums_of(rows, name, HELD_BLOCKS, MEMORY_BLOCK_BYTES)
     refuse_changed(rows)
     return rows
 

@@ -55,9 +55,8 @@ from dkrr.kernels import Kernel
 from dkrr.kernels.base import SEPARATOR, Parameters
 from dkrr.kernels.columns import encodes
 from dkrr.kernels.names import SEARCHED, warn_of_unused
-from dkrr.linalg.refinement import Cholesky
 from dkrr.linalg.result import SolveResult
-from dkrr.linalg.solver_settings import ConjugateGradient
+from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
 from dkrr.planning import Plan
 from dkrr.planning.predictions import PredictionPlan
 from dkrr.rounding import exact_values
@@ -67,8 +66,8 @@ from dkrr.store.zarr_arrays import is_dask_array
 from dkrr.text import card_of_text, details, near_columns
 from dkrr.typing import KernelLike, NumbersLike, TransformerLike
 
-DTYPES = [np.float64, np.float32]
-SHOWN = ("selection_plan_", "optimum_", "plan_", "solve_result_")
+FLOAT_DTYPES = [np.float64, np.float32]
+SHOWN_ATTRIBUTES = ("selection_plan_", "optimum_", "plan_", "solve_result_")
 """Fitted attributes that a notebook shows with an estimator."""
 OF_INPUTS = ("_target_names", "transformer_", "_n_inputs")
 """Attributes of a fit that depend on what X and y were before it."""
@@ -388,7 +387,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         """
 
     def _limited(self, memory_limit: int | str | None) -> Self:
-        """The same model with another limit of memory; None: itself."""
+        """Copy of the model with another limit of memory; None: the model itself."""
         if memory_limit is None:
             return self
         parse_bytes(memory_limit)
@@ -428,7 +427,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         """Rows in memory as scikit-learn's checks return them; its errors name X."""
         X = exact_values(X, "X")
         try:
-            return validate_data(self, X, accept_sparse="csr", dtype=DTYPES, ensure_all_finite=False, reset=reset)
+            return validate_data(self, X, accept_sparse="csr", dtype=FLOAT_DTYPES, ensure_all_finite=False, reset=reset)
         except (TypeError, ValueError, RecursionError, OverflowError) as error:
             raise unreadable_column(X) or named_error("X", error) from error
 
@@ -443,7 +442,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
 
     def _explained(self) -> str:
         """HTML of plan and result, under scikit-learn's diagram of the parameters."""
-        shown = {name: getattr(self, name, None) for name in SHOWN}
+        shown = {name: getattr(self, name, None) for name in SHOWN_ATTRIBUTES}
         if all(value is None for value in shown.values()):
             return ""
         first = next(value for value in reversed(shown.values()) if value is not None)
@@ -514,7 +513,7 @@ def is_plain(value: Any, max_dimensions: int = 2, min_dimensions: int = 2) -> bo
     """
     return (
         type(value) is np.ndarray
-        and value.dtype in DTYPES
+        and value.dtype in FLOAT_DTYPES
         and min_dimensions <= value.ndim <= max_dimensions
         and value.size > 0
     )

@@ -19,14 +19,22 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
 from dkrr.checks import checked_max_iter, checked_path, flag, not_negative, shown
-from dkrr.data import NO_LABELS, Rows, as_rows, load_labels, refuse_unreadable, with_columns
+from dkrr.data import NON_LABEL_KINDS, Rows, as_rows, load_labels, refuse_unreadable, with_columns
 from dkrr.errors import InputError, InputTypeError
 from dkrr.estimators.kernel_estimator import OF_INPUTS, KernelEstimator, is_local, is_plain, refuse_other_kind
 from dkrr.estimators.typed import ClassifierMixin
 from dkrr.fitting import Fit, FittedModel, fit
 from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.prediction_plans import Asked, plan_of_rows
-from dkrr.fitting.requests import FitRequest, Labels, Settings, WarmStart, checked_weights, likelihood_of
+from dkrr.fitting.requests import (
+    FitRequest,
+    Labels,
+    Settings,
+    WarmStart,
+    checked_weights,
+    likelihood_of,
+    refuse_extreme_weights,
+)
 from dkrr.kernels import Kernel
 from dkrr.linalg.likelihood import Likelihood, Softmax
 from dkrr.linalg.newton import Point
@@ -58,7 +66,7 @@ def checked_labels(y: Any) -> NDArray[Any]:
     """
     if sp.issparse(y):
         raise InputTypeError("y is sparse; expected a dense array with one label for every row")
-    refuse_unreadable(y, "y", NO_LABELS)
+    refuse_unreadable(y, "y", NON_LABEL_KINDS)
     # NumPy would convert every item of a plain list to a string, whatever its type.
     try:
         labels = np.asarray(y, object if isinstance(y, list | tuple) else None)
@@ -595,8 +603,8 @@ class KernelLogisticRegression(KernelClassifier):
             Labels: numbers, strings or booleans, of at least two classes; with a table as X also
             the name of its column, which is then not part of X.
         sample_weight : float, array-like of shape (n_samples,), or column of X, optional
-            Weights ≥ 0, positive for rows of at least two classes, with `fit_intercept` of every
-            class; None: 1 for every row.
+            Weights, 0 or from 1e-30 to 1e30 (times `class_weight`), positive for rows of at least two
+            classes, with `fit_intercept` of every class; None: 1 for every row.
 
         Returns
         -------
@@ -664,6 +672,8 @@ class KernelLogisticRegression(KernelClassifier):
         X, settings, rows, y, weights = self._checked_data(X, y, sample_weight)
         classes, codes = encoded(y)
         weights = class_weights(self.class_weight, classes, codes, weights)
+        name = "sample_weight" if self.class_weight is None else "sample_weight times class_weight"
+        refuse_extreme_weights(weights, name)
         if settings.fit_intercept:
             _refuse_infinite_constants(classes, codes, weights)
         labels = Labels(codes, classes, alphas, one_vs_rest)

@@ -353,9 +353,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
             if curve is not None:
                 best = self.best_index_ // len(alphas)
                 of_parts = np.stack([scored(sets, size)[0] for size, sets in enumerate(parts)], axis=1)
-                self.learning_curve_ = curve_results(
-                    grid, alphas, values[..., None], of_parts[..., None], curve, best, 1.0
-                )
+                self.learning_curve_ = curve_results(grid, alphas, values[..., None], of_parts[..., None], curve, best)
             self.n_splits_ = len(folds)
             self._set_width(request.rows)
             self.selection_plan_ = plan
@@ -465,7 +463,6 @@ class KernelLogisticRegressionCV(KernelClassifier):
         self.cv_results_ = search_results(
             parameters,
             values,
-            1.0,
             has_splits=True,
             iterations=steps.max(axis=2).ravel(),
             residual=gradients.max(axis=2).ravel(),

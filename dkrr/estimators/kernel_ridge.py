@@ -20,7 +20,7 @@ from dkrr.data.arrays import release_pages
 from dkrr.data.rows import check_finite
 from dkrr.errors import InputError
 from dkrr.estimators.kernel_estimator import (
-    DTYPES,
+    FLOAT_DTYPES,
     KernelEstimator,
     is_local,
     is_plain,
@@ -44,6 +44,8 @@ from dkrr.fitting.requests import (
     Targets,
     check_sizes,
     checked_weights,
+    refuse_extreme_targets,
+    refuse_extreme_weights,
 )
 from dkrr.fitting.sampled import with_bounding_box
 from dkrr.kernels import Kernel
@@ -281,7 +283,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         return lower, upper
 
     def _variances(self, n_rows: int, variance_scale: float | None, block_rows: int | None = None) -> Variances:
-        """Variances at new rows, by the way that takes least time for their number; see `Posteriors.variances`."""
+        """Variances at new rows, by the method that takes least time for their number; see `Posteriors.variances`."""
         processes = self._processes()
         self._refuse_precomputed()
         return processes.variances(n_rows, variance_scale, block_rows)
@@ -298,7 +300,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     def _by_blocks(
         self, rows: Rows, compute: Callable[..., NDArray[np.float64]], n_arrays: int, advance: Advance | None = None
     ) -> list[Any]:
-        """What is computed of new rows: arrays of shape (n,) or (n, n_targets), lazy as predictions are."""
+        """Results of `compute` at new rows: arrays of shape (n,) or (n, n_targets), lazy as predictions are."""
         t = self._model.n_targets
         found = by_blocks(rows, n_arrays * t, compute)
         if found is None:
@@ -540,7 +542,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
                 X,
                 y,
                 accept_sparse="csr",
-                dtype=DTYPES,
+                dtype=FLOAT_DTYPES,
                 multi_output=True,
                 y_numeric=True,
                 ensure_all_finite=False,
@@ -565,10 +567,12 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         self._learned = Learned(kernel, partial(_safe_indexing, X))
 
     def _checked_targets(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Rows, NDArray[np.float64], Any]:
-        """X as rows of numbers, settings, rows, finite targets as they were given, and sample weights."""
+        """X as rows of numbers, settings, rows, targets that float64 can square, and sample weights."""
         self.__dict__.pop("_learned", None)  # of a fit that failed
         X, settings, rows, y, weights = self._checked_data(X, y, sample_weight)
         check_finite(y, "y")
+        refuse_extreme_targets(y)
+        refuse_extreme_weights(weights)
         release_pages(y)  # they would count as memory of this process
         return X, settings, rows, y, weights
 
@@ -781,9 +785,10 @@ class KernelRidge(RidgeRegressor):
             Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed";
             documents, graphs, a table or other objects if the kernel takes these.
         y : ndarray, table, Dask or Zarr array, path, or column of X, of shape (n_samples,) or (n_samples, n_targets)
-            Targets; with a table as X also names of its columns, which are then not part of X.
+            Targets, the largest of each column 0 or from 1e-120 to 1e120 in size; with a table as X also
+            names of its columns, which are then not part of X.
         sample_weight : float, array-like of shape (n_samples,), or column of X, optional
-            wᵢ ≥ 0, not all 0; None: 1 for every row.
+            wᵢ: 0 or from 1e-30 to 1e30, not all 0; None: 1 for every row.
 
         Returns
         -------
@@ -906,6 +911,7 @@ class KernelRidge(RidgeRegressor):
             y = self._further_targets(y)
             check_sizes(kernel, rows, len(y))
             weights = checked_weights(sample_weight, len(y))
+            refuse_extreme_weights(weights)
         values = as_columns(y)
         targets = Targets(values, checked_alphas(self.alpha, values.shape[1]))
         found, fitted = grown(known, FitRequest(settings, rows, targets, weights), kernel, self.progress)
@@ -990,6 +996,7 @@ class KernelRidge(RidgeRegressor):
                 f"y has shape {targets.shape}; expected {expected}, as in the first call: give all rows to fit"
             )
         check_finite(targets, "y")
+        refuse_extreme_targets(targets)
         return targets
 
 

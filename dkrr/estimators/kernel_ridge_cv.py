@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
@@ -34,7 +33,6 @@ from dkrr.estimators.search import (
     search_results,
     without_constant,
 )
-from dkrr.fitting.data import sizes_out_of_range
 from dkrr.fitting.gram import gram_diagonal
 from dkrr.fitting.requests import checked_kernel, checked_store
 from dkrr.kernels import Kernel
@@ -55,7 +53,6 @@ from dkrr.selection import (
     SelectionRequest,
     best_of,
     displayed,
-    in_range,
     planned,
     select,
 )
@@ -73,7 +70,7 @@ SAMPLE_ROWS = 1024
 BY_FACTORS = "their systems were not solved, give solver='cholesky', or conjugate gradient a larger max_iter"
 UNDETERMINED = "float64 does not determine them, or scoring gives NaN; scale the columns of X, or use larger candidates"
 GIVEN_UP = "they were given up, give early_stopping=False"
-"""What may be done about candidates without a score."""
+"""Remedy for candidates without a score."""
 FLAGS = ("alpha_per_target", "refit", "early_stopping", "store_cv_predictions")
 FITTED = (
     "dual_coef_",
@@ -384,9 +381,10 @@ class KernelRidgeCV(RidgeRegressor):
             Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed";
             documents, graphs, a table or other objects if the kernel takes these.
         y : ndarray, table, Dask or Zarr array, path, or column of X, of shape (n_samples,) or (n_samples, n_targets)
-            Targets; with a table as X also names of its columns, which are then not part of X.
+            Targets, the largest of each column 0 or from 1e-120 to 1e120 in size; with a table as X also
+            names of its columns, which are then not part of X.
         sample_weight : float, array-like of shape (n_samples,), or column of X, optional
-            wᵢ ≥ 0, not all 0, of the fits and of the scores; None: 1 for every row.
+            wᵢ of the fits and of the scores: 0 or from 1e-30 to 1e30, not all 0; None: 1 for every row.
         groups : array-like of shape (n_samples,), optional
             Groups of the rows, for splitters that keep them together.
 
@@ -463,16 +461,12 @@ class KernelRidgeCV(RidgeRegressor):
 
     def _advised(self, y: Array, weights: Array | None) -> Self:
         """Set `advice_`, and say it with the result of the fit and where progress is shown."""
-        units = sizes_out_of_range(y)
-        y = y if units is None else y / units
-        means, units = np.average(y, axis=0, weights=weights), np.ones(y.shape[1]) if units is None else units
-        variances = np.average((y - means) ** 2, axis=0, weights=weights)
-        with np.errstate(over="ignore", under="ignore"):
-            self._target_variances = variances * units * units
+        means = np.average(y, axis=0, weights=weights)
+        self._target_variances = np.average((y - means) ** 2, axis=0, weights=weights)
         r2 = self._r2(np.atleast_1d(self.best_score_), per_target=np.ndim(self.best_score_) > 0)
         advice = [] if hasattr(self, "optimum_") else list(self._edges())
         if not self.fit_intercept:
-            advice += without_constant(means * units, np.sqrt(variances) * units, r2)
+            advice += without_constant(means, np.sqrt(self._target_variances), r2)
         self.advice_ = tuple(advice)
         if advice and hasattr(self, "solve_result_"):
             messages = (*self.solve_result_.messages, *self.advice_)
@@ -495,7 +489,7 @@ class KernelRidgeCV(RidgeRegressor):
     def _r2(self, scores: Array, *, per_target: bool = False) -> Array | None:
         """R² of scores, of all targets together or of each; None where scores are not squared errors."""
         variances = self._target_variances
-        if self.scoring is not None or not ((variances > 0) & (variances < np.inf)).all():
+        if self.scoring is not None or not (variances > 0).all():
             return None
         return np.asarray(1.0 + scores / (variances if per_target else variances.mean()))
 
@@ -576,7 +570,7 @@ class KernelRidgeCV(RidgeRegressor):
     ) -> tuple[ScoreSheet, Report]:
         """Scores of one kernel, by a fit of all λ to the training rows of each fold."""
         per_target = bool(self.alpha_per_target) and y.ndim == 2
-        values, units = in_range(as_columns(y), score, per_target=per_target)
+        values = as_columns(y)
         t = values.shape[1]
         sheet = ScoreSheet(
             score,
@@ -587,7 +581,6 @@ class KernelRidgeCV(RidgeRegressor):
             is_vector=y.ndim == 1,
             per_target=per_target,
             keeps_predictions=bool(self.store_cv_predictions),
-            units=units,
         )
         report = Report(len(alphas), len(folds))
         for f, test in enumerate(folds.test):
@@ -646,12 +639,11 @@ class KernelRidgeCV(RidgeRegressor):
         chosen = selected.alphas
         indices = selected.kernel * len(alphas) + chosen
         per_target = selected.candidates[selected.kernel].sheet.per_target
-        candidates, sheet = selected.candidates, selected.candidates[0].sheet
+        candidates = selected.candidates
         values = np.concatenate([c.sheet.values for c in candidates])  # candidates × folds × targets
         self.cv_results_ = search_results(
             [{"alpha": float(alpha)} | kernel for kernel in grid for alpha in alphas],
-            sheet.comparable(values),
-            sheet.unit,
+            values,
             has_splits=not candidates[0].sheet.is_loo,
             iterations=np.concatenate([c.report.iterations.max(axis=1) for c in candidates]),
             residual=np.concatenate([c.report.residuals.max(axis=1) for c in candidates]),
@@ -660,29 +652,21 @@ class KernelRidgeCV(RidgeRegressor):
         )
         if per_target:
             # An array for each candidate: a table of the results has one column of them.
-            self.cv_results_["mean_test_score_per_target"] = list(sheet.of_given(values.mean(axis=1)))
+            self.cv_results_["mean_test_score_per_target"] = list(values.mean(axis=1))
         self.best_index_: int | NDArray[np.intp] = indices if per_target else int(indices[0])
         self.alpha_: float | Array = alphas[chosen] if per_target else float(alphas[chosen[0]])
         self.best_score_: float | Array = selected.score
         settings = kernel_settings(self, grid[selected.kernel])
-        sizes = np.abs(selected.score)
-        if sheet.unit != 1.0 and not ((sizes >= np.finfo(float).tiny) & (sizes < np.inf)).all():
-            warnings.warn(
-                f"float64 does not hold squared errors of targets of about {sheet.unit:.0e}, and scores are 0 or -inf. "
-                "The choice was made with targets divided by a power of two; to see scores, scale y towards 1",
-                RuntimeWarning,
-                stacklevel=3,
-            )
         self.selection_plan_ = selected.plan
         for name in ("cv_predictions_", "learning_curve_", "optimum_", *FITTED):
             if name not in ("feature_names_in_", *OF_INPUTS):
                 self.__dict__.pop(name, None)  # of an earlier fit
         if curve is not None:
-            scores = sheet.comparable(np.stack([c.sheet.values for c in candidates]))
-            parts = sheet.comparable(np.stack([c.parts for c in candidates if c.parts is not None]))
+            scores = np.stack([c.sheet.values for c in candidates])
+            parts = np.stack([c.parts for c in candidates if c.parts is not None])
             with np.errstate(invalid="ignore"):  # where scores are infinite
                 self.learning_curve_ = curve_results(
-                    grid, alphas, scores, parts, curve, selected.kernel, sheet.unit, is_per_target=per_target
+                    grid, alphas, scores, parts, curve, selected.kernel, is_per_target=per_target
                 )
         if selected.optimum is not None:
             self.optimum_, self.alpha_ = selected.optimum, selected.optimum.alpha

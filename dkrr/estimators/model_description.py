@@ -35,14 +35,14 @@ Array = NDArray[np.float64]
 MAX_TARGETS = 4
 """Targets whose residuals a summary has."""
 N_BINS = 41
-MAX_CANDIDATES = 1000
+MAX_SUMMARY_CANDIDATES = 1000
 """Candidates of a search that a summary has; the best ones."""
 MAX_TEXT = 200
 """Characters of a parameter in a summary."""
 
 
 def summary_of(model: KernelEstimator) -> dict[str, Any]:
-    """What a report shows of an estimator that was fitted here besides its outcome, as values of JSON."""
+    """Values of JSON that a report shows of an estimator that was fitted here, besides its outcome."""
     return {
         "call": repr(model),
         "plan": str(model.plan_),
@@ -91,7 +91,7 @@ def search_summary(search: Any) -> dict[str, Any]:
     """Choice of a search, scores of its best candidates, its learning curve and its way to the optimum."""
     results, best = search.cv_results_, np.atleast_1d(search.best_index_)
     curve, optimum = getattr(search, "learning_curve_", None), getattr(search, "optimum_", None)
-    ranked = np.argsort(results["rank_test_score"], kind="stable")[:MAX_CANDIDATES]
+    ranked = np.argsort(results["rank_test_score"], kind="stable")[:MAX_SUMMARY_CANDIDATES]
     means, spreads = results["mean_test_score"], np.nan_to_num(results["std_test_score"])
     candidates = []
     for k in np.union1d(ranked[np.isfinite(means[ranked])], best).tolist():
@@ -127,7 +127,7 @@ def _named(parameters: dict[str, Any]) -> str:
 
 
 # Read with this module: they lie in files, and a process that saves a model may have no descriptor left to open one.
-VERSIONS = {
+LIBRARY_VERSIONS = {
     "python": platform.python_version(),
     **{name: version(name) for name in ("dkrr", "numpy", "scipy", "scikit-learn", "zarr")},
 }
@@ -161,7 +161,7 @@ def description_of(
         "transformer": None if transformer is None else transformer | {"n_features_in": model.n_features_in_},
         **model._description(),
         "solve": outcome_of(model) if hasattr(model, "solve_result_") else None,
-        "versions": VERSIONS,
+        "versions": LIBRARY_VERSIONS,
     }
 
 

@@ -43,7 +43,7 @@ from dkrr.typing import RowsLike
 
 TABLES = (".parquet", ".csv", ".arrow", ".feather")
 ARRAYS = (".zarr", ".npy")
-FORMATS = TABLES + ARRAYS
+OUTPUT_SUFFIXES = TABLES + ARRAYS
 """Ends of the names of what predictions are written to."""
 PREDICTION = "prediction"
 
@@ -247,8 +247,8 @@ def check_predictions_path(path: str, *, overwrite: bool, name: str = "path") ->
         If it has another end, or something exists there that may not be replaced.
     """
     path = location(path, name, "the path of the predictions", is_kept=True)
-    if not path.endswith(FORMATS):
-        raise InputError(f"{name} is {shown(path)}; expected a path that ends in one of {', '.join(FORMATS)}")
+    if not path.endswith(OUTPUT_SUFFIXES):
+        raise InputError(f"{name} is {shown(path)}; expected a path that ends in one of {', '.join(OUTPUT_SUFFIXES)}")
     if path.endswith(".npy") and place_at(path).is_remote:
         raise InputError(f"{name} is {shown(path)}, a URL; expected a path of this machine for .npy, or .zarr")
     if path.endswith(TABLES):
@@ -287,7 +287,7 @@ class _Columns:
     dtype: Any
     """Type of NumPy; object for labels of text."""
     fixed_type: Any
-    """The same, with text of a fixed length."""
+    """Type of NumPy, with text of a fixed length."""
     is_vector: bool
 
     @classmethod

@@ -22,7 +22,7 @@ from dkrr.estimators import KernelLogisticRegression, KernelRidge
 from dkrr.estimators.kernel_estimator import KernelEstimator
 from dkrr.estimators.kernel_ridge import RidgeRegressor
 from dkrr.estimators.model_description import (
-    VERSIONS,
+    LIBRARY_VERSIONS,
     custom_parts,
     described_solver,
     description_of,
@@ -36,7 +36,7 @@ from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.fold_models import KeptFolds
 from dkrr.fitting.posteriors import Posteriors
 from dkrr.fitting.requests import FitRequest, Learned, Targets, checked_weights
-from dkrr.fitting.results import Kept
+from dkrr.fitting.results import SavedPosterior
 from dkrr.kernels import BagOfWords, Kernel
 from dkrr.kernels.descriptions import feature_map_from_dict, kernel_from_dict, try_given
 from dkrr.kernels.documents import TOKEN_PATTERN
@@ -45,7 +45,7 @@ from dkrr.kernels.kernel_features import arrays_of, is_drawn, parts_of, required
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.selection import Folds
 from dkrr.store import TileGrid
-from dkrr.store import description as form
+from dkrr.store import description as layout
 from dkrr.store.chunks import REMEDY
 from dkrr.store.format import check_readable, write_group
 from dkrr.store.paths import refuse_enclosing
@@ -60,7 +60,10 @@ QUIET_BYTES = 2**30
 """Models up to this size are written without a display of the progress unless asked to."""
 
 Estimator = KernelRidge | KernelLogisticRegression
-_ESTIMATORS: dict[str, type[Estimator]] = {form.REGRESSION: KernelRidge, form.CLASSIFICATION: KernelLogisticRegression}
+_ESTIMATORS: dict[str, type[Estimator]] = {
+    layout.REGRESSION: KernelRidge,
+    layout.CLASSIFICATION: KernelLogisticRegression,
+}
 
 
 def save(
@@ -164,15 +167,15 @@ def write_model(
     # Of a Fourier grid, whose models do without anything as long as the rows, they are not needed either.
     dual_coef = getattr(model, "dual_coef_", fitted.dual_coef) if fitted.grid is None else None
     columns = (fitted.coef, dual_coef, fitted.intercept, fitted.intercept_shift)
-    arrays = {k: np.asarray(a, np.float64) for k, a in zip(form.COEFFICIENTS, columns, strict=True) if a is not None}
+    arrays = {k: np.asarray(a, np.float64) for k, a in zip(layout.COEFFICIENTS, columns, strict=True) if a is not None}
     parts: dict[str, Rows] = {
         name: MemoryRows(array.reshape(-1, fitted.n_targets) if name.endswith("coef") else array[:, None])
         for name, array in arrays.items()
     }
-    parts |= {f"{form.FEATURES}{digest}": MemoryRows(array) for digest, array in arrays_of(fitted.kernel).items()}
+    parts |= {f"{layout.FEATURES}{digest}": MemoryRows(array) for digest, array in arrays_of(fitted.kernel).items()}
     if fitted.rows is not None:
         refuse_changed(fitted.rows)
-        parts[form.ROWS] = fitted.rows
+        parts[layout.ROWS] = fitted.rows
     transformer = uncertain = None
     if uncertainty is not False:
         assert isinstance(model, KernelRidge)  # checked above
@@ -187,14 +190,14 @@ def write_model(
         asked: str | None = model.transformer if isinstance(model.transformer, str) else None
         asked = "fitted" if model.transformer is model.transformer_ else asked
         transformer = {"asked": asked, "text": " ".join(repr(model.transformer_).split())}
-        parts[form.TRANSFORMER] = MemoryRows(saved_transformer(model.transformer_))
+        parts[layout.TRANSFORMER] = MemoryRows(saved_transformer(model.transformer_))
     description = description_of(model, fitted, transformer)
-    held = getattr(parts.get(form.ROWS), "array", None)  # the order of numbers in memory decides last digits
+    held = getattr(parts.get(layout.ROWS), "array", None)  # the order of numbers in memory decides last digits
     is_column_major = isinstance(held, np.ndarray) and held.flags.f_contiguous and not held.flags.c_contiguous
     description |= {"search": search, "uncertainty": uncertain, "column_major": is_column_major, "report": summary}
-    description |= {} if command is None else {form.COMMAND: command}
+    description |= {} if command is None else {layout.COMMAND: command}
     check_readable(description, f"the description of the model {path}")
-    with graceful_termination(), written_aside(path, overwrite=overwrite, listed=form.FILES) as url:
+    with graceful_termination(), written_aside(path, overwrite=overwrite, listed=layout.FILES) as url:
         root = place_at(url, description["id"])
         root.make()
         total = sum(rows.n_bytes for rows in parts.values())
@@ -209,14 +212,14 @@ def _kept_of(
 ) -> tuple[dict[str, Any], dict[str, Rows]]:
     """Description and arrays of what uncertainties are computed from."""
     request = processes.request
-    parts: dict[str, Rows] = {form.ROWS: request.rows, form.TARGETS: MemoryRows(processes.targets)}
+    parts: dict[str, Rows] = {layout.ROWS: request.rows, layout.TARGETS: MemoryRows(processes.targets)}
     if request.weights is not None:
-        parts[form.WEIGHTS] = MemoryRows(request.weights[:, None])
+        parts[layout.WEIGHTS] = MemoryRows(request.weights[:, None])
     if folds is not None and folds.serve_intervals:
         fold_of = np.empty((folds.n, 1), np.int64)
         for k, rows in enumerate(folds.test):
             fold_of[rows] = k
-        parts[form.FOLDS] = MemoryRows(fold_of)
+        parts[layout.FOLDS] = MemoryRows(fold_of)
     factors = list[dict[str, Any]]()
     for k, (alpha, kept) in enumerate(processes.kept().items() if with_factors else ()):
         factors.append({"alpha": alpha, **kept.numbers})
@@ -231,32 +234,32 @@ def _add_fold_models(
     for k, (alpha, kept) in enumerate(processes.kept_folds(folds).items()):
         uncertain.setdefault("folds", []).append({"alpha": alpha, "form": kept.form, "doubt": kept.doubt})
         arrays = kept.coef, kept.constants[:, None], kept.errors
-        parts |= {f"{name}-{k}": MemoryRows(array) for name, array in zip(form.FOLD_ARRAYS, arrays, strict=True)}
+        parts |= {f"{name}-{k}": MemoryRows(array) for name, array in zip(layout.FOLD_ARRAYS, arrays, strict=True)}
 
 
 def _restore_processes(model: KernelRidge, description: dict[str, Any], stored: dict[str, StoredCopy]) -> None:
     """Give a loaded regression what its uncertainties are computed from."""
     function, found = model._model, description["uncertainty"]
-    targets, rows = whole(stored[form.TARGETS]), function.rows
+    targets, rows = whole(stored[layout.TARGETS]), function.rows
     if rows is None:
-        rows = _held(stored[form.ROWS], column_major=description["column_major"])
-    names, n = (form.WEIGHTS, form.FOLDS), rows.shape[0]
+        rows = _held(stored[layout.ROWS], column_major=description["column_major"])
+    names, n = (layout.WEIGHTS, layout.FOLDS), rows.shape[0]
     weights, fold_of = (whole(stored[name])[:, 0] if name in stored else None for name in names)
     lengths = {n} | {len(array) for array in (targets, weights, fold_of) if array is not None}
     is_right = len(lengths) == 1 and targets.shape[1] == function.n_targets and np.isfinite(targets).all()
     if not is_right or rows.shape[1] != function.n_features:
         raise ValueError(f"targets of shape {targets.shape} for training rows of shape {rows.shape}")
-    alphas, kept = checked_alphas(model.alpha, targets.shape[1]), dict[float, Kept]()
+    alphas, kept = checked_alphas(model.alpha, targets.shape[1]), dict[float, SavedPosterior]()
     for k, numbers in enumerate(found["factors"]):
         alpha = numbers["alpha"]
-        more = [name for name in form.MORE_KEPT_ARRAYS if f"{name}-{k}" in stored]
-        arrays = {name: stored[f"{name}-{k}"] for name in (*form.KEPT_ARRAYS[numbers["form"]], *more)}
+        more = [name for name in layout.MORE_KEPT_ARRAYS if f"{name}-{k}" in stored]
+        arrays = {name: stored[f"{name}-{k}"] for name in (*layout.KEPT_ARRAYS[numbers["form"]], *more)}
         arrays["factor"].check_complete()
         if numbers["form"] == "dual":
             TileGrid(n, numbers["tile"], numbers["panel"])
         if len(numbers["quadratic"]) != np.count_nonzero(alphas == alpha):
             raise ValueError(f"a factor for λ = {alpha} of other targets")
-        kept[alpha] = Kept(numbers, dict(arrays))
+        kept[alpha] = SavedPosterior(numbers, dict(arrays))
     model.solver = solver_of(found["solver"])
     weights = None if weights is None else checked_weights(weights, n)
     asked = model._kernel()
@@ -272,7 +275,7 @@ def _restore_processes(model: KernelRidge, description: dict[str, Any], stored: 
     if "folds" in found:
         kept_folds = list[KeptFolds]()
         for k, described in enumerate(found["folds"]):
-            coef, constants, errors = (whole(stored[f"{name}-{k}"]) for name in form.FOLD_ARRAYS)
+            coef, constants, errors = (whole(stored[f"{name}-{k}"]) for name in layout.FOLD_ARRAYS)
             kept_folds.append(KeptFolds(described["form"], described["doubt"], coef, constants[:, 0], errors))
         if [described["alpha"] for described in found["folds"]] != sorted(set(alphas.tolist())):
             raise ValueError("models without a fold for other λ")
@@ -290,7 +293,7 @@ def check_model_path(path: str | Path, *, overwrite: bool, name: str = "path") -
     path = location(path, name, "the path or URL of a model", is_kept=True)
     refuse_enclosing({name: path}, {})
     check_free(
-        path, overwrite=overwrite, what="a saved model of dkrr", is_one=form.is_model, listed=form.FILES, name=name
+        path, overwrite=overwrite, what="a saved model of dkrr", is_one=layout.is_model, listed=layout.FILES, name=name
     )
 
 
@@ -314,7 +317,7 @@ def load(
     transformer : transformer, class or function, optional
         What `fit` was given as transformer, or a list of its classes and functions, for a model
         whose transformer has some that a file cannot hold: your own, and those of scikit-learn
-        whose work is not bounded by what the file holds (`dkrr.data.transformers_saved.CLASSES` has
+        whose work is not bounded by what the file holds (`dkrr.data.transformers_saved.SAFE_CLASSES` has
         the others). What they have learned is read from the file.
 
     Returns
@@ -366,12 +369,12 @@ def load(
             f"kernel is {shown(kernel)}; expected the function, Kernel, FeatureMap or class that fit was given as "
             f"kernel, or None for a model of dkrr's own kernels"
         )
-    found = form.describe_model(url)
+    found = layout.describe_model(url)
     custom = named_objects(found["kernel"], kernel)
     with _damage_reported(url):
         stored = _stored_rows(url, found)
-        of_maps = [name for name in stored if name.startswith(form.FEATURES)]
-        arrays = {name.removeprefix(form.FEATURES): whole(stored[name]) for name in of_maps}
+        of_maps = [name for name in stored if name.startswith(layout.FEATURES)]
+        arrays = {name.removeprefix(layout.FEATURES): whole(stored[name]) for name in of_maps}
     _check_given(found["kernel"], kernel, custom, arrays)
     fitted_transformer = _transformer_of(url, found, stored, transformer)
     with _damage_reported(url):
@@ -391,7 +394,7 @@ def load(
 def _stored_rows(url: str, found: dict[str, Any]) -> dict[str, StoredCopy]:
     """Rows of the arrays of a model by name, of which only metadata are read."""
     stored = dict[str, StoredCopy]()
-    for name, arrays in form.model_arrays(url, found):
+    for name, arrays in layout.model_arrays(url, found):
         for array in arrays:
             array.check_metadata()
         stored[name] = described_rows(place_at(url, found["id"]).at(name), found["stored"][name])
@@ -406,14 +409,14 @@ def _transformer_of(url: str, found: dict[str, Any], stored: dict[str, StoredCop
         return None
     from dkrr.data.transformers_saved import loaded_transformer
 
-    if form.TRANSFORMER not in stored:
+    if layout.TRANSFORMER not in stored:
         raise StoreError(f"the model {url} is damaged: its transformer is missing")
-    data = whole(stored[form.TRANSFORMER]).tobytes()
+    data = whole(stored[layout.TRANSFORMER]).tobytes()
     try:
         fitted = loaded_transformer(data, given)
     except StoreError as error:
         raise StoreError(f"the model {url} is damaged: {error}") from error
-    written, here = found["versions"].get("scikit-learn"), VERSIONS["scikit-learn"]
+    written, here = found["versions"].get("scikit-learn"), LIBRARY_VERSIONS["scikit-learn"]
     if written != here:  # attributes of the transformer may be others
         warnings.warn(
             f"the transformer of {url} was fitted with scikit-learn {shown(written)}, and this is {here}, which may "
@@ -428,9 +431,9 @@ def _loaded(
 ) -> Estimator:
     """Estimator that a checked description and its store make."""
     value = kernel_from_dict(found["kernel"], custom, feature_arrays)
-    arrays = {name: whole(stored[name]) for name in form.COEFFICIENTS if name in stored}
+    arrays = {name: whole(stored[name]) for name in layout.COEFFICIENTS if name in stored}
     coef, dual_coef = arrays.get("coef"), arrays.get("dual_coef")
-    rows = stored.get(form.ROWS) if coef is None and not value.is_precomputed else None
+    rows = stored.get(layout.ROWS) if coef is None and not value.is_precomputed else None
     fitted = FittedFunction(
         kernel=value,
         n_features=found["n_features"],
@@ -483,12 +486,12 @@ def _damage_reported(url: str) -> Iterator[None]:
         yield
     except DamagedChunkError as error:
         what = str(error).removesuffix(f". {REMEDY}")
-        raise StoreError(f"the model {url} is damaged: {what}. {form.SAVE_AGAIN}") from error
+        raise StoreError(f"the model {url} is damaged: {what}. {layout.SAVE_AGAIN}") from error
     except StoreError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError, RecursionError) as error:
         raise StoreError(
-            f"the model {url} is damaged: its description does not fit its content ({error!r}). {form.SAVE_AGAIN}"
+            f"the model {url} is damaged: its description does not fit its content ({error!r}). {layout.SAVE_AGAIN}"
         ) from error
 
 
@@ -496,7 +499,7 @@ def _check_given(description: Any, kernel: Any, custom: dict[str, Any], arrays: 
     """Refuse an argument that does not make the parts which only the user can give: the store is not at fault."""
     given = parts_of(kernel) if isinstance(kernel, Kernel | FeatureMap) else ()
     known = {TOKEN_PATTERN, *(part.token_pattern for part in given if isinstance(part, BagOfWords))}
-    for pattern in form.patterns_of(description):  # one from elsewhere may never come to an end
+    for pattern in layout.patterns_of(description):  # one from elsewhere may never come to an end
         if pattern not in known:
             raise InputError(
                 f"the model has token_pattern={pattern!r}, a regular expression that may take forever on some texts; "

@@ -1,4 +1,4 @@
-"""What searches share: folds and scores as users give them, candidates, the table of results."""
+"""Common parts of searches: folds and scores as users give them, candidates, the table of results."""
 
 import inspect
 from collections.abc import Iterable, Iterator
@@ -15,9 +15,9 @@ from sklearn.model_selection import KFold, LeaveOneOut, StratifiedKFold, check_c
 
 from dkrr.checks import checked_train_sizes, shown, whole
 from dkrr.errors import InputError, InputTypeError
-from dkrr.kernels.names import DEFAULTS, SEARCHED, candidate_grid, candidate_settings, taken_by
+from dkrr.kernels.names import SEARCHED, SETTING_DEFAULTS, candidate_grid, candidate_settings, taken_by
 from dkrr.linalg.products import root_mean_squares
-from dkrr.selection import Folds, LearningCurve, Score, gain_of, named, negative_squared_error, times_square
+from dkrr.selection import Folds, LearningCurve, Score, gain_of, named, negative_squared_error
 from dkrr.text import plural
 
 Array = NDArray[np.float64]
@@ -206,7 +206,7 @@ def checked_scoring(scoring: Any) -> Score:
 FAR_MEAN = 3.0
 """Mean of targets over their standard deviation from which on a model without a constant is worth a word."""
 
-MODEL = ("fit_intercept", "class_weight", "one_vs_rest", "transformer")
+MODEL_PARAMETERS = ("fit_intercept", "class_weight", "one_vs_rest", "transformer")
 """Parameters besides λ and the kernel's that change what a model is; the others only change how it is found."""
 
 
@@ -228,7 +228,7 @@ def complete_params(estimator: Any, model: type, alpha: Any, settings: dict[str,
     if settings.get("kernel_params") is not None:
         found["kernel_params"] = settings["kernel_params"]
     defaults = {field.name: field.default for field in fields(model)}
-    others = {name: getattr(estimator, name) for name in MODEL if name in defaults}
+    others = {name: getattr(estimator, name) for name in MODEL_PARAMETERS if name in defaults}
     return {"alpha": alpha} | found | {name: v for name, v in others.items() if v is not defaults[name]}
 
 
@@ -254,7 +254,7 @@ def edges(parameters: list[dict[str, Any]], best: Any, scores: Array, remedy: st
         What gives a score to candidates without one.
     """
     numbers = np.atleast_1d(best)
-    for name in ("alpha", *DEFAULTS):
+    for name in ("alpha", *SETTING_DEFAULTS):
         found = dict[tuple[str, str], int]()  # what is said before the number of targets, and after it: of how many
         for k in np.unique(numbers).tolist():
             own = scores[:, numbers == k]
@@ -268,7 +268,7 @@ def edges(parameters: list[dict[str, Any]], best: Any, scores: Array, remedy: st
 def _sides(
     parameters: list[dict[str, Any]], best: int, name: str, scores: Array, remedy: str
 ) -> Iterator[tuple[tuple[str, str], int]]:
-    """What is not known on both sides of the best value of a parameter, and for how many of the targets it is not."""
+    """Messages about unknown scores on either side of the best value of a parameter, with their numbers of targets."""
     row = _in_a_row(parameters, best, name)
     if len(row) < 2:
         return
@@ -346,9 +346,7 @@ def without_constant(means: Array, deviations: Array, r2: Array | None) -> Itera
         )
 
 
-def search_results(
-    parameters: list[dict[str, Any]], values: Array, unit: float = 1.0, *, has_splits: bool, **more: Any
-) -> dict[str, Any]:
+def search_results(parameters: list[dict[str, Any]], values: Array, *, has_splits: bool, **more: Any) -> dict[str, Any]:
     """`cv_results_` as GridSearchCV has it.
 
     Parameters
@@ -357,8 +355,6 @@ def search_results(
         Candidates.
     values : ndarray of shape (n_candidates, n_folds, k)
         Scores, for each of k targets or all together; NaN where a candidate was given up.
-    unit : float
-        Power of two whose square they are to be multiplied by.
     has_splits : bool
         Whether the scores of single folds are given.
     more : dict
@@ -370,7 +366,6 @@ def search_results(
     known = np.where(np.isnan(mean), -np.inf, mean)
     ranks = np.array([1 + np.count_nonzero(known > value) for value in known], np.int32)
     spread = root_mean_squares((scores - mean[:, None]).T) if has_splits else np.full(len(mean), np.nan)
-    scores, mean, spread = (times_square(each, unit) for each in (scores, mean, spread))
     if has_splits:
         found |= {f"split{k}_test_score": scores[:, k] for k in range(scores.shape[1])}
     return found | {"mean_test_score": mean, "std_test_score": spread, "rank_test_score": ranks} | more
@@ -397,7 +392,6 @@ def curve_results(
     parts: Array,
     curve: LearningCurve,
     best: int,
-    unit: float = 1.0,
     *,
     is_per_target: bool = False,
 ) -> dict[str, Any]:
@@ -415,8 +409,6 @@ def curve_results(
     curve : LearningCurve
     best : int
         Number of the kernel that was chosen.
-    unit : float
-        Power of two whose square the scores are to be multiplied by.
     is_per_target : bool
         Every target has its own λ.
     """
@@ -424,7 +416,6 @@ def curve_results(
     known = values.mean(axis=3)  # kernels × sizes × λ × targets
     chosen = np.argmax(np.where(np.isnan(known), -np.inf, known), axis=2)
     each = np.take_along_axis(values, chosen[:, :, None, None], axis=2)[:, :, 0]  # kernels × sizes × folds × targets
-    each = times_square(each, unit)
     scores, of_target = each[best].mean(axis=2), alphas[chosen[best]]
     sizes = np.vstack([curve.sizes, curve.n_training])
     held_out = np.mean([np.count_nonzero(curve.is_counting[rows]) for rows in curve.folds.test])

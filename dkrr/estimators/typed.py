@@ -1,4 +1,4 @@
-"""What the estimators inherit from scikit-learn, which has no types: with them a misspelt argument is an error."""
+"""Types of the methods inherited from scikit-learn, which has none: with them a misspelt argument is an error."""
 
 from typing import TYPE_CHECKING, Any, Self
 

@@ -20,8 +20,8 @@ from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.dual_ridge import DirectDual, FactoredDual, IteratedDual
 from dkrr.fitting.results import Solution
+from dkrr.linalg.condition import worst
 from dkrr.linalg.iteration_state import CGOutcome
-from dkrr.linalg.residual import worst
 from dkrr.linalg.result import Status
 from dkrr.planning import Plan
 from dkrr.store import TileGrid

@@ -43,8 +43,8 @@ from dkrr.fitting.storage import (
     TemporaryFolder,
 )
 from dkrr.linalg import TASK_MODULES
-from dkrr.linalg.products import ResidentRows
 from dkrr.linalg.solver_settings import ConjugateGradient
+from dkrr.linalg.sources import ResidentRows
 from dkrr.planning import Plan
 from dkrr.planning.resources import Rates
 from dkrr.planning.strategy import FourierSolve
@@ -539,7 +539,8 @@ def _opened(plan: Plan, storage: Storage, stack: ExitStack, progress: Progress) 
 
 def _needs_one_blas_thread(plan: Plan) -> bool:
     """Whether tasks run side by side in this process, or are so small that BLAS's threads would not pay."""
-    if plan.execution == "dask" or isinstance(plan.chosen.how, FourierSolve):  # whose threads transform, without BLAS
+    # Threads of a Fourier solve transform, without BLAS.
+    if plan.execution == "dask" or isinstance(plan.chosen.details, FourierSolve):
         return False
     if plan.execution == "memory":
         return plan.uses_threads or plan.seconds * plan.resources.rates.gemm_flops < blas.SMALL_FLOPS

@@ -1,7 +1,6 @@
 """The data of one fit, and the algebra that is the same in memory and on disk."""
 
 from dataclasses import dataclass, replace
-from math import frexp, ldexp
 from typing import Any, Self
 
 import numpy as np
@@ -16,19 +15,14 @@ from dkrr.kernels import Kernel
 from dkrr.kernels.centring import Centring
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.likelihood import Bernoulli, Likelihood
-from dkrr.linalg.products import SAFE_SIZES, column_sizes
 from dkrr.planning.problem import Problem
 
 Array = NDArray[np.float64]
 
 MEAN_BYTES = 2 * 2**20
 """Bytes of targets in a temporary array while their means are found."""
-WEIGHTS_IN_RANGE = (1e-30, 1e30)
-"""Largest sample weight of a classification: gradients, which are as large, are squared and multiplied by K."""
-MAX_EXPONENT = 960
-"""Scaled weights and alphas stay within 2 to this power, and its inverse."""
-ORIGINS = "origins"
-"""Name of the note in a store that holds the origins of the kernel of its run."""
+ORIGIN = "origin"
+"""Name of the note in a store that holds the origin of the kernel of its run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +57,7 @@ class FitData:
 
     def notes(self) -> dict[str, Any]:
         """Values that a run takes over from the one that it resumes."""
-        return {} if self.centring is None else {ORIGINS: self.centring.to_list()}
-
-
-def sizes_out_of_range(targets: Array) -> Array | None:
-    """Powers of two by which targets have to be divided for their squares, of shape (t,); None if there is no need."""
-    largest = np.maximum(targets.max(axis=0), -targets.min(axis=0))
-    is_safe = [SAFE_SIZES[0] < size < SAFE_SIZES[1] or size == 0 for size in largest.tolist()]
-    return None if all(is_safe) else np.where(is_safe, 1.0, column_sizes(targets))
+        return {} if self.centring is None else {ORIGIN: self.centring.origin.tolist()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,23 +73,6 @@ class TrainingData(FitData):
     def of(cls, outputs: Targets, shared: dict[str, Any]) -> Self:
         """Data of these targets, with the `shared_fields` of a request."""
         return cls(targets=outputs.values, alphas=outputs.alphas, **shared)
-
-    def in_range(self) -> tuple["TrainingData", Array | None]:
-        """Problem with targets whose sums and squares neither overflow nor underflow, and their powers of two.
-
-        Coefficients are linear in the targets, and a power of two changes none of their digits.
-
-        Returns
-        -------
-        data : TrainingData
-        sizes : ndarray of shape (t,) or None
-            Powers of two that its targets have been divided by, and its solution is to be multiplied by; None if
-            nothing had to be done.
-        """
-        sizes = sizes_out_of_range(self.targets)
-        if sizes is None:
-            return self, None
-        return replace(self, targets=np.divide(self.targets, sizes, out=self.room_for_errors())), sizes
 
     def of_columns(self, columns: NDArray[np.intp]) -> Self:
         """Problem with some of the targets, which are in memory."""
@@ -211,16 +181,14 @@ class TargetSizes:
     def of(cls, data: TrainingData, means: Array) -> "TargetSizes":
         """Sizes of the targets of a fit, a few rows at a time."""
         squares, totals, weights = np.zeros((2, len(means))), np.zeros(len(means)), data.weights
-        most = 1.0 if weights is None else max(float(weights.max()), np.finfo(float).tiny)
         block = max(1, MEAN_BYTES // (8 * max(len(means), 1)))
         for start in range(0, data.n, block):
             y = data.targets[start : start + block] - means
             w = None if weights is None else weights[start : start + block]
             totals += y.sum(axis=0) if w is None else w @ y
             y *= y
-            squares += y.sum(axis=0) if w is None else np.array([w / most, w > 0]) @ y
+            squares += y.sum(axis=0) if w is None else np.array([w, w > 0]) @ y
         weighted, plain = np.sqrt(squares)
-        weighted = weighted * np.sqrt(most)
         if weights is None:
             return cls(weighted, plain, weighted, totals)
         middle = float(np.median(weights[weights > 0])) if (weights > 0).any() else 0.0
@@ -236,40 +204,17 @@ class LabelledData(FitData):
     likelihood: Likelihood
     alphas: tuple[float, ...]
     """λ, one model after the other."""
-    unit: float = 1.0
-    """Power of two that weights and alphas have been divided by, and with them the objective."""
 
     @classmethod
     def of(cls, outputs: Labels, shared: dict[str, Any]) -> Self:
         """Data of these labels, with the `shared_fields` of a request."""
         return cls(codes=outputs.codes, likelihood=outputs.likelihood, alphas=outputs.alphas, **shared)
 
-    def in_range(self) -> "LabelledData":
-        """Problem with weights whose squares neither overflow nor underflow.
-
-        The objective is linear in weights and alphas, so that dividing both by one power of two changes neither its
-        minimum nor a digit. Where they are so far apart that any power would make one of them overflow or underflow,
-        they stay as they are.
-        """
-        largest = 1.0 if self.weights is None else float(self.weights.max(initial=0.0))
-        if WEIGHTS_IN_RANGE[0] <= largest <= WEIGHTS_IN_RANGE[1] or largest == 0.0:
-            return self
-        assert self.weights is not None
-        own = frexp(largest)[1] - 1
-        least = frexp(min(*self.alphas, float(self.weights[self.weights > 0].min())))[1] + MAX_EXPONENT
-        most = max(own, frexp(max(self.alphas))[1]) - MAX_EXPONENT
-        if most > least:
-            return self
-        exponent = min(max(own, most), least)
-        weights = np.ldexp(self.weights, -exponent)
-        alphas = tuple(ldexp(alpha, -exponent) for alpha in self.alphas)
-        return replace(self, weights=weights, alphas=alphas, unit=ldexp(1.0, exponent))
-
     def fingerprint(self, rows_digest: str) -> dict[str, Any]:
         return super().fingerprint(rows_digest) | {
             "classes": digest_of(self.codes),
-            "weight": None if self.weights is None else digest_of(self.weights * self.unit),
-            "alpha": [alpha * self.unit for alpha in self.alphas],
+            "weight": None if self.weights is None else digest_of(self.weights),
+            "alpha": list(self.alphas),
             "one_vs_rest": isinstance(self.likelihood, Bernoulli) and self.likelihood.n_columns > 1,
         }
 

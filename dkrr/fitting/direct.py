@@ -19,12 +19,13 @@ from dkrr.linalg.cholesky import (
     TiledSystem,
     check_diagonal,
     cholesky_tasks,
-    n_update_parts,
+    n_updates,
     tile_steps,
 )
+from dkrr.linalg.condition import SolvedProbe, scaling_of, with_probe
 from dkrr.linalg.in_memory_cholesky import InMemoryMatrix, factor_in_memory, memory_system
 from dkrr.linalg.products import Precision
-from dkrr.linalg.residual import Check, SolvedProbe, TiledSolution, check_tiled, checked, scaling_of, with_probe
+from dkrr.linalg.residual import Check, TiledSolution, check_tiled, checked
 from dkrr.linalg.sources import TileSource
 from dkrr.linalg.substitution import LocalFactor, SharedFactor, Substitution, both_sweeps, substituted, sums_grid
 from dkrr.store import MemoryMatrix, TiledMatrix, TileGrid
@@ -249,7 +250,7 @@ class TiledSystems(DirectSystems):
 
     def _n_sums(self) -> int:
         """Partial sums of a factorisation."""
-        return n_update_parts(self.grid.n_tiles - 1, self.columns_per_task) - 1
+        return n_updates(self.grid.n_tiles - 1, self.columns_per_task) - 1
 
     def solve(self, group: str, shift: Array, right_sides: Array, settle: Settle | None = None) -> SystemSolution:
         factor = self.factor(group, shift, "float64", "")

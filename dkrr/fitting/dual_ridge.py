@@ -20,13 +20,14 @@ from dkrr.fitting.gram import (
     GramOperator,
 )
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of
-from dkrr.fitting.results import Kept, Left, Solution
+from dkrr.fitting.results import Left, SavedPosterior, Solution
+from dkrr.linalg.condition import worst
 from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.preconditioners import Identity, LazyPreconditioner, LowRank, Preconditioner
 from dkrr.linalg.products import LastProduct, column_norms, column_sizes
 from dkrr.linalg.refinement import Refinement
-from dkrr.linalg.residual import Check, energies, freed, take_constants, worst
+from dkrr.linalg.residual import Check, energies, subtract_intercept_residual, without_intercept
 from dkrr.linalg.result import Status, direct_status, is_doubtful
 from dkrr.linalg.triangle import TriangleRows
 from dkrr.planning import Plan
@@ -95,7 +96,7 @@ class DualRidge:
     def release(self, alpha: float) -> None:
         """Give up what only the targets of one λ need, once all of its batches are solved."""
 
-    def kept(self) -> Mapping[float, Kept]:
+    def kept(self) -> Mapping[float, SavedPosterior]:
         """By λ, the factors that stay after the fit."""
         return {}
 
@@ -191,7 +192,7 @@ class DualRidge:
             constants = self._take(targets, x)
             sizes.append(column_norms(b[:, : len(targets)]))
             if constants is not None:
-                x, b = freed(x.copy(), constants), freed(b.copy(), constants)
+                x, b = without_intercept(x.copy(), constants), without_intercept(b.copy(), constants)
             solutions.append(x)
             right_sides.append(b)
             kept += range(first, first + len(targets))
@@ -204,7 +205,7 @@ class DualRidge:
             norms, left = np.concatenate(sizes), (b - product - shift * x) / unit
             if self._data.fit_intercept:
                 constant = np.ones(len(b)) if self.scale is None else self.scale
-                more, _ = take_constants(left, constant)
+                more, _ = subtract_intercept_residual(left, constant)
                 self._intercept[np.concatenate([targets for targets, _ in groups])] += more * unit
             return column_norms(left) / np.where(norms > 0, norms / unit, 1.0), energies(x, product)
 
@@ -246,14 +247,14 @@ class DirectDual(DualRidge):
     def release(self, alpha: float) -> None:
         self.matrix.systems.release(f"system-{self._numbers[alpha]}")
 
-    def kept(self) -> Mapping[float, Kept]:
-        systems, found = self.matrix.systems, dict[float, Kept]()
+    def kept(self) -> Mapping[float, SavedPosterior]:
+        systems, found = self.matrix.systems, dict[float, SavedPosterior]()
         for alpha, number in self._numbers.items() if systems.keeps_factors else ():
             shift = self._shift_of(alpha)
             factor, diagonal = systems.kept_factor(f"system-{number}", shift), systems.diagonal + shift
             numbers = {"form": "dual", "tile": factor.grid.tile, "panel": factor.grid.panel}
             arrays: dict[str, Rows] = {"factor": TriangleRows(factor), "diagonal": MemoryRows(diagonal[:, None])}
-            found[alpha] = Kept(numbers, arrays, Left(self.matrix.rows, self._owner))
+            found[alpha] = SavedPosterior(numbers, arrays, Left(self.matrix.rows, self._owner))
         return found
 
 

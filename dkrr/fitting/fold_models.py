@@ -146,7 +146,7 @@ class KeptFolds:
         targets = Targets(outputs.values[:, columns], np.full(len(columns), alpha))
         request = replace(request.with_settings(form=self.form, store=None), outputs=targets)
         data = TrainingData.of(targets, shared_fields(request, request.problem()))
-        data = centre_linear_parts(data) if data.fit_intercept else data
+        data = centre_linear_parts(data)
         phi = None if self.form == "dual" else data.feature_map
         if isinstance(phi, FourierGrid) and request.settings.grid is not None:
             phi = FourierZones(phi)

@@ -1,8 +1,8 @@
 """Ridge regression on a Fourier grid: a few transforms of every row, and a system as large as the grid.
 
-The rows are passed over once for the generator of ΦᵀWΦ and ΦᵀWy, and once for α = W(y − Φβ)/λ, whose sums over the
+The rows are passed over once for the sums of ΦᵀWΦ and ΦᵀWy, and once for α = W(y − Φβ)/λ, whose sums over the
 waves give u = Φᵀα, the coefficients of predictions. In exact arithmetic u = β; what is left, Φ(β − u), is the residual
-of the dual system (K + λW⁻¹)α = y, whose norm follows from the generator. A refinement adds WΦδ/λ to α for
+of the dual system (K + λW⁻¹)α = y, whose norm follows from these sums. A refinement adds WΦδ/λ to α for
 δ = β − u − (A + λI)⁻¹A(β − u): it corrects α itself, where another β and an α computed from it would stall at the
 rounding of y − Φβ.
 """
@@ -20,18 +20,19 @@ from dkrr.fitting.data import FitData, TrainingData
 from dkrr.fitting.grids import MIN_GRID_ALPHA
 from dkrr.fitting.iteration import settings_of
 from dkrr.fitting.normal_rows import RIDGE, NormalRows
-from dkrr.fitting.results import Kept, Left, Solution
+from dkrr.fitting.results import Left, SavedPosterior, Solution
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
 from dkrr.kernels.map_base import MapKernel
+from dkrr.linalg.column_sources import GramColumns
+from dkrr.linalg.condition import SolvedProbe, scaling_of, with_probe, worst
 from dkrr.linalg.fourier_normal import FourierNormalMatrix, even_modes, totals_of, update_dual_coefficients
 from dkrr.linalg.fourier_solvers import CGSolver, CholeskySolver, NormalSolver
 from dkrr.linalg.fourier_sums import FourierSums, sums_of_segment
 from dkrr.linalg.products import column_norms
-from dkrr.linalg.residual import SolvedProbe, scaling_of, with_probe, worst
-from dkrr.linalg.sources import GramColumns, Vectors
+from dkrr.linalg.sources import Vectors
 from dkrr.planning import Plan
 from dkrr.planning.strategy import FourierSolve
-from dkrr.planning.transforms import GOAL
+from dkrr.planning.transforms import REFINED_RESIDUAL
 from dkrr.store import TileGrid
 from dkrr.text import plural
 
@@ -46,13 +47,13 @@ ROUNDING, SEEN = 5e-16, 2.0
 (Measured in long double: the sum of both is 1 to 10 times the error.)"""
 ENOUGH = 0.2
 """Residual over that of rounding at which α is not refined further."""
-LEAST_GAIN = 0.5
+MIN_GAIN = 0.5
 """Residual over the one before above which refinements end."""
 
 
 def refused_alpha(plan: Plan, data: FitData) -> str:
     """Why a plan with a grid cannot be carried out, since rounding of the sums leaves nothing of λ; empty if it can."""
-    if not isinstance(data.feature_map, FourierGrid) or not isinstance(plan.chosen.how, FourierSolve):
+    if not isinstance(data.feature_map, FourierGrid) or not isinstance(plan.chosen.details, FourierSolve):
         return ""
     total = data.n if data.weights is None else float(data.weights.sum())
     least = MIN_GRID_ALPHA * data.feature_map.grid(data.rows.shape[1]).unit * total
@@ -129,40 +130,40 @@ class FourierRidge:
         data, context, alphas = self._data, self._context, self._data.alphas
         sums = self._sums()
         system = sums.system(has_intercept=data.fit_intercept)
-        generator, sizes, means = system.matrix, np.sqrt(sums.squares), system.means
-        assert isinstance(generator, FourierNormalMatrix)
-        solver = self._solver(generator)
+        matrix, sizes, means = system.matrix, np.sqrt(sums.squares), system.means
+        assert isinstance(matrix, FourierNormalMatrix)
+        solver = self._solver(matrix)
         coef = solver.solve(system.moments, alphas)
         # A task that runs twice, since its worker was lost, must find α as it was: stored ones are written elsewhere.
         duals = other = self._rows.new_errors(data.room_for_errors)
         if not context.in_memory:
             other = self._rows.new_errors(data.room_for_errors, "refined")
-        modes, lengths = self._pass("training errors", None, duals, coef, means @ coef)
-        residuals, rounds, typical = np.full(len(alphas), np.inf), 0, float(np.sqrt(generator.mean_square()))
+        modes, dual_sizes = self._pass("training errors", None, duals, coef, means @ coef)
+        residuals, rounds, typical = np.full(len(alphas), np.inf), 0, float(np.sqrt(matrix.mean_square()))
         while True:
             u = self._grid.of_modes(even_modes(modes, self._grid))
             left = coef - u
-            product = generator.multiply(left)
+            product = matrix.multiply(left)
             squares = np.einsum("ij,ij->j", left, product)
             found = _over(np.sqrt(np.maximum(squares, 0.0)), sizes)
-            rounding = _over(self._rounding(lengths, generator.total, typical), sizes)
-            gained, residuals = found.max() <= LEAST_GAIN * residuals.max(), found
-            is_done = (found <= np.maximum(GOAL, ENOUGH * rounding)).all()
+            rounding = _over(self._rounding(dual_sizes, matrix.total, typical), sizes)
+            gained, residuals = found.max() <= MIN_GAIN * residuals.max(), found
+            is_done = (found <= np.maximum(REFINED_RESIDUAL, ENOUGH * rounding)).all()
             if is_done or not gained or rounds == MAX_REFINEMENTS:
                 break
             offset = np.zeros(len(alphas))
-            if data.fit_intercept:  # Σα is 0 for a free constant: what it is from rounding goes to all rows alike
+            if data.fit_intercept:  # Σα is 0 with an intercept: what it is from rounding goes to all rows alike
                 total = totals_of(modes)
-                left, offset = left + means[:, None] * total, alphas * total / generator.total
-                product = generator.multiply(left)
+                left, offset = left + means[:, None] * total, alphas * total / matrix.total
+                product = matrix.multiply(left)
             change = left - solver.solve(product, alphas)
-            modes, lengths = self._pass("true residual", duals, other, change, means @ change + offset)
+            modes, dual_sizes = self._pass("true residual", duals, other, change, means @ change + offset)
             duals, other = other, duals
             coef, rounds = coef - change, rounds + 1
         # Predictions are those of α, in the box as outside: where no rows are β is the less certain the smaller λ is.
         intercept = self._means - means @ u
         near = FourierZones(self._phi).near.grid(data.rows.shape[1]).of_modes(modes)
-        condition = self._condition(generator, solver)
+        condition = self._condition(matrix, solver)
         kept = self._kept(sums, solver) if self._strategy.keeps_factors else {}
         solver.close()
         messages = [f"α refined {plural(rounds, 'time')}"] if rounds else []
@@ -183,35 +184,35 @@ class FourierRidge:
             kept=kept,
         )
 
-    def _kept(self, sums: FourierSums, solver: NormalSolver) -> Mapping[float, Kept]:
+    def _kept(self, sums: FourierSums, solver: NormalSolver) -> Mapping[float, SavedPosterior]:
         """By λ, the sums that stay after the fit, and a complete factor where it has one."""
-        found = dict[float, Kept]()
+        found = dict[float, SavedPosterior]()
         for alpha, columns in self._data.alpha_groups():
             arrays: dict[str, Rows] = {"sums": MemoryRows(sums.of_targets(columns).packed()[:, None])}
             if isinstance(solver, CholeskySolver):
                 arrays["factor"] = MemoryRows(solver.factor(alpha))
-            found[alpha] = Kept({"form": "primal", "centred": False}, arrays, Left())
+            found[alpha] = SavedPosterior({"form": "primal", "centred": False}, arrays, Left())
         return found
 
-    def _solver(self, generator: FourierNormalMatrix) -> NormalSolver:
+    def _solver(self, matrix: FourierNormalMatrix) -> NormalSolver:
         if self._strategy.rank_limit:
             least, max_iter = float(self._data.alphas.min()), settings_of(self._plan).max_iter
-            return CGSolver(generator, least, self._strategy.rank_limit, self._context.progress, max_iter)
-        return CholeskySolver(generator, self._context.progress, len(set(self._data.alphas.tolist())))
+            return CGSolver(matrix, least, self._strategy.rank_limit, self._context.progress, max_iter)
+        return CholeskySolver(matrix, self._context.progress, len(set(self._data.alphas.tolist())))
 
-    def _rounding(self, lengths: Array, total: float, typical: float) -> Array:
+    def _rounding(self, dual_sizes: Array, total: float, typical: float) -> Array:
         """What the error of the grid and the rounding of Φu may add to the residuals of the dual systems, (t,).
 
         Parameters
         ----------
-        lengths : ndarray of shape (3, t)
+        dual_sizes : ndarray of shape (3, t)
             Sizes of `update_dual_coefficients`.
         total : float
             Σ w.
         typical : float
             Root mean square of k(x, z).
         """
-        bound, (absolute, squares, seen) = 0.0 if self._is_named else self._grid.bound, lengths
+        bound, (absolute, squares, seen) = 0.0 if self._is_named else self._grid.bound, dual_sizes
         rounding = ROUNDING * self._grid.unit * np.sqrt(squares) + SEEN * typical * np.sqrt(seen)
         return np.asarray(np.sqrt(total) * (bound * absolute + rounding))
 
@@ -227,7 +228,7 @@ class FourierRidge:
         weights = np.ones(len(some)) if data.weights is None else data.weights[some]
         some, weights = some[weights > 0], weights[weights > 0, None]
         columns = GramColumns(self._phi.base.resolved(data.rows.shape[1]), data.rows)
-        taken, values = columns.take(some), np.zeros((len(some), len(data.alphas)))
+        taken, values = columns.select_columns(some), np.zeros((len(some), len(data.alphas)))
         for start in range(0, data.n, EXACT_BLOCK):
             here = slice(start, min(start + EXACT_BLOCK, data.n))
             values += columns.block(here, taken).T @ dual_coef[here]
@@ -239,12 +240,12 @@ class FourierRidge:
             f"system is {relative.max():.1e} (on {len(some):,} of the rows)"
         )
 
-    def _condition(self, generator: FourierNormalMatrix, solver: NormalSolver) -> float:
+    def _condition(self, matrix: FourierNormalMatrix, solver: NormalSolver) -> float:
         """Estimate of κ₂ of A + λI for the smallest λ, of its matrix with a unit diagonal."""
         alpha = float(self._data.alphas.min())
-        scaling = scaling_of(generator.diagonal() + alpha)
-        probe = with_probe(np.empty((generator.n, 0)), scaling)
+        scaling = scaling_of(matrix.diagonal() + alpha)
+        probe = with_probe(np.empty((matrix.n, 0)), scaling)
         x = solver.solve(probe, np.array([alpha]))
         found = SolvedProbe.of_solution(probe[:, 0], x[:, 0], scaling)
         vector = found.vector[:, None]
-        return worst([found.condition((generator.multiply(vector) + alpha * vector)[:, 0])])
+        return worst([found.condition((matrix.multiply(vector) + alpha * vector)[:, 0])])

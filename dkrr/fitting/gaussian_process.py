@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.cluster.process import usable_threads
 from dkrr.data import Rows
 from dkrr.data.rows import check_finite, dense
 from dkrr.errors import InputError, warn_inaccurate
@@ -24,10 +25,9 @@ from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.fold_models import FoldModels
 from dkrr.fitting.prediction import PREDICTED_ROWS
-from dkrr.fitting.results import Kept
+from dkrr.fitting.results import SavedPosterior
 from dkrr.kernels import Kernel
 from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, VarianceBounds
-from dkrr.planning.detection import usable_threads
 from dkrr.planning.predictions import FactorSize, power_of_two
 
 Array = NDArray[np.float64]
@@ -112,7 +112,7 @@ class CholeskyPosterior(Posterior):
     """A process whose factor also gives the models that leave rows out."""
 
     @abstractmethod
-    def kept(self) -> Kept:
+    def kept(self) -> SavedPosterior:
         """State of the posterior in a saved model."""
 
     @abstractmethod

@@ -21,24 +21,25 @@ from dkrr.fitting.direct import DirectSystems, MemorySystems, TiledSystems, tile
 from dkrr.fitting.kept_preconditioner import KeptPreconditioner
 from dkrr.fitting.sampled import with_stored_arrays
 from dkrr.kernels import Kernel
-from dkrr.linalg.in_memory_cholesky import InMemoryMatrix
-from dkrr.linalg.pivoted_cholesky import PivotedCholesky
-from dkrr.linalg.products import Operator, Precision, ResidentRows, TiledOperator, column_norms
-from dkrr.linalg.solver_settings import RPCholesky
-from dkrr.linalg.sources import (
+from dkrr.linalg.column_sources import ColumnSource, GramColumns, MatrixColumns
+from dkrr.linalg.float32_tiles import (
     MAX_ROUNDING_RATIO,
-    ColumnSource,
-    GramColumns,
-    GramTiles,
-    MatrixColumns,
-    MatrixTiles,
     RoundedTiles,
-    TileSource,
     least_relative_shift,
-    located,
-    refuse_asymmetry,
     rounding_ratio,
     rounding_scale,
+)
+from dkrr.linalg.in_memory_cholesky import InMemoryMatrix
+from dkrr.linalg.pivoted_cholesky import PivotedCholesky
+from dkrr.linalg.products import Operator, Precision, TiledOperator, column_norms
+from dkrr.linalg.solver_settings import RPCholesky
+from dkrr.linalg.sources import (
+    GramTiles,
+    MatrixTiles,
+    ResidentRows,
+    TileSource,
+    located,
+    refuse_asymmetry,
     symmetry_tasks,
 )
 from dkrr.linalg.substitution import LocalFactor, ScaledFactor, SharedFactor
@@ -110,7 +111,7 @@ class GramMatrix(ABC):
         -------
         ndarray of shape (k, t)
         """
-        taken, total = self._columns.take(index), np.zeros((len(index), coef.shape[1]))
+        taken, total = self._columns.select_columns(index), np.zeros((len(index), coef.shape[1]))
         height = max(1, PRODUCT_ENTRIES // max(len(index), 1))
         for start in range(0, self.n, height):
             rows = slice(start, min(start + height, self.n))
@@ -131,7 +132,7 @@ class GramMatrix(ABC):
         -------
         ndarray of shape (n, t)
         """
-        taken, out = self._columns.take(index), np.empty((self.n, coef.shape[1]))
+        taken, out = self._columns.select_columns(index), np.empty((self.n, coef.shape[1]))
         threads = self._context.threads
         height = max(1, PRODUCT_ENTRIES // (threads * max(len(index), 1)))
 

@@ -4,26 +4,26 @@ A grid is known once all rows were looked at. So the dual form is planned first,
 is found, and both are compared.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.cluster.process import usable_threads
 from dkrr.data import Rows
 from dkrr.data.rows import check_finite, dense
 from dkrr.errors import DkrrError, InputError, PlanError, WrongStoreError
-from dkrr.kernels.fourier_grid import ROUNDING, FourierGrid, grid_columns
+from dkrr.kernels.fourier_grid import SERIES_ROUNDING, FourierGrid, grid_columns
 from dkrr.kernels.nonuniform import MISSING, is_available
 from dkrr.planning import Plan
-from dkrr.planning.detection import usable_threads
 from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import Resources
-from dkrr.planning.transforms import GOAL, refusal
+from dkrr.planning.transforms import REFINED_RESIDUAL, refusal
 from dkrr.text import format_seconds
 
 SOON_SECONDS = 0.02
@@ -38,60 +38,14 @@ MIN_GRID_ERROR = 1e-18
 """Smallest error of a grid, relative to k(x, x): to certify less would cost more than it is worth."""
 SCANNED_ROWS, SCANNED_BYTES = 2**18, 2**26
 """Rows that are looked at together."""
-MUCH_SMALLER = 0.8
-"""Features without a row over those with it, below which it is named."""
 
-
-@dataclass(frozen=True)
-class Extreme:
-    """The two most extreme values of a column on one side, and the row of the first."""
-
-    value: float
-    row: int
-    next: float
-
-
-@dataclass(frozen=True)
-class Box:
-    """Bounding box of the rows, in the columns of a grid."""
-
-    columns: tuple[int, ...]
-    lows: tuple[Extreme, ...]
-    highs: tuple[Extreme, ...]
-
-    @classmethod
-    def of_lengths(cls, columns: tuple[int, ...], lengths: Sequence[float]) -> "Box":
-        """A box of which only the lengths are known."""
-        return cls(columns, tuple(Extreme(0.0, -1, 0.0) for _ in columns), tuple(Extreme(v, -1, v) for v in lengths))
-
-    def pairs(self) -> list[tuple[float, float]]:
-        """Smallest and largest value of every column."""
-        return [(low.value, high.value) for low, high in zip(self.lows, self.highs, strict=True)]
-
-    def stretched(self, phi: FourierGrid, d: int) -> str:
-        """Words for the row that stretches the box most, if far fewer features would do without it; else empty."""
-        side, best = _dimension(phi, d), ("", np.inf)
-        for k, column in enumerate(self.columns):
-            for one, is_low in ((self.lows[k], True), (self.highs[k], False)):
-                pairs = self.pairs()
-                pairs[k] = (one.next, pairs[k][1]) if is_low else (pairs[k][0], one.next)
-                without = np.inf if one.row < 0 else _dimension(replace(phi, box=tuple(pairs)), d)
-                if without < min(best[1], MUCH_SMALLER * side):
-                    words = f"row {one.row:,} of X, with {one.value:.6g} in column {column}, stretches the box: "
-                    best = f"{words}without it {without:,.0f} features would do", without
-        return best[0]
-
-
-def _dimension(phi: FourierGrid, d: int) -> float:
-    """Features of a grid; infinite if they are too many to be counted."""
-    try:
-        return float(phi.dimension(d))
-    except InputError:
-        return np.inf
+Array = NDArray[np.float64]
+Box = tuple[tuple[float, float], ...]
+"""Smallest and largest value of the rows in every column of a grid."""
 
 
 def box_of(rows: Rows, columns: tuple[int, ...]) -> Box:
-    """Box of all rows.
+    """Box of all rows in some columns.
 
     Raises
     ------
@@ -102,36 +56,20 @@ def box_of(rows: Rows, columns: tuple[int, ...]) -> Box:
     cuts = [round(k * n / threads) for k in range(threads + 1)]
     with ThreadPoolExecutor(threads) as pool:
         parts = list(pool.map(partial(_extremes, rows, columns), cuts[:-1], cuts[1:]))
-    both = np.concatenate(parts, axis=1)  # sides × parts × columns × (value, row)
-    sides = []
-    for sign, found in zip((1.0, -1.0), both, strict=True):
-        order = np.argsort(sign * found[:, :, 0], axis=0, kind="stable")
-        first, second = (np.take_along_axis(found, order[k : k + 1, :, None], axis=0)[0] for k in (0, min(1, n - 1)))
-        sides.append(
-            tuple(Extreme(a, int(i), b) for (a, i), (b, _) in zip(first.tolist(), second.tolist(), strict=True))
-        )
-    return Box(columns, *sides)
+    lows, highs = zip(*parts, strict=True)
+    return tuple(zip(np.min(lows, axis=0).tolist(), np.max(highs, axis=0).tolist(), strict=True))
 
 
-def _extremes(rows: Rows, columns: tuple[int, ...], start: int, stop: int) -> NDArray[np.float64]:
-    """The two smallest, and the two largest, values of every column among some rows with their numbers."""
-    found = np.empty((2, 0, len(columns), 2))
+def _extremes(rows: Rows, columns: tuple[int, ...], start: int, stop: int) -> tuple[Array, Array]:
+    """The smallest, and the largest, value of every column among some rows; infinities where there are none."""
+    low, high = np.full(len(columns), np.inf), np.full(len(columns), -np.inf)
     height = max(1, min(SCANNED_ROWS, SCANNED_BYTES // max(rows.dense_window_row_bytes, 1)))
     for where, x in rows.blocks(start, stop, height):
         check_finite(x, "X", where.start, rows.names)
-        of_block = np.empty((2, min(2, x.shape[0]), len(columns), 2))
         for k, column in enumerate(columns):
             values = np.asarray(dense(x[:, [column]])[:, 0], np.float64)
-            for side, sign in enumerate((1.0, -1.0)):
-                i = int((values if sign > 0 else -values).argmin())
-                rest = [(v.min() if sign > 0 else v.max()) for v in (values[:i], values[i + 1 :]) if len(v)]
-                of_block[side, 0, k] = values[i], where.start + i
-                if rest:
-                    of_block[side, 1, k] = min(rest) if sign > 0 else max(rest), -1
-        found = np.concatenate([found, of_block], axis=1)
-        order = np.argsort(np.array([1.0, -1.0])[:, None, None] * found[..., 0], axis=1, kind="stable")[:, :2]
-        found = np.take_along_axis(found, order[..., None], axis=1)
-    return found
+            low[k], high[k] = min(low[k], values.min()), max(high[k], values.max())
+    return low, high
 
 
 def may_have_grid(p: Problem) -> bool:
@@ -182,7 +120,7 @@ def choose_cheaper_form(dual: Plan | DkrrError, p: Problem, r: Resources, box: B
         if not is_available():
             reason = finufft_missing(reason, plan.seconds)
         elif isinstance(dual, Plan) and dual.seconds <= plan.seconds:
-            reason = grid_is_slower(reason, plan.seconds)
+            reason = grid_is_slower(reason, plan.seconds, box)
         else:
             return _explained(plan, p, dual, reason)
     if isinstance(dual, DkrrError):
@@ -195,32 +133,36 @@ def finufft_missing(grid: Reason, seconds: float) -> Reason:
     return Reason("finufft-missing", f"{grid} would take about {format_seconds(seconds)}: {MISSING}")
 
 
-def grid_is_slower(grid: Reason, seconds: float) -> Reason:
+def grid_is_slower(grid: Reason, seconds: float, box: Box) -> Reason:
     """Why another form is taken: it takes less time than a grid."""
-    return Reason("grid-is-slower", f"{grid} would take about {format_seconds(seconds)}")
+    return Reason("grid-is-slower", f"{grid} {_in_box(box)} would take about {format_seconds(seconds)}")
+
+
+def _in_box(box: Box) -> str:
+    """Words for the lengths of a box, in which a row far from all others can be seen."""
+    return f"in the box of all rows, {' × '.join(f'{high - low:.3g}' for low, high in box)},"
 
 
 def with_fourier_features(p: Problem, box: Box, error: float) -> tuple[Problem | None, Reason]:
     """The problem with a grid, and its description; or None, and why there is none."""
-    stretched = ""
     try:
-        phi = FourierGrid(p.kernel, error, box.pairs())
-        stretched = box.stretched(phi, p.d)
+        phi = FourierGrid(p.kernel, error, box)
         side, grid = phi.dimension(p.d), phi.grid(p.d)
         least = MIN_GRID_ALPHA * grid.unit * (p.n if p.total_weight is None else p.total_weight)
         if refused := refusal(p, side):
             why = refused
         elif side > MAX_FEATURES:
-            why = f"it takes {side:,} features, and at most {MAX_FEATURES:,} are considered"
+            why = f"it takes {side:,} features {_in_box(box)}, and at most {MAX_FEATURES:,} are considered"
         elif min(p.alphas) < least:
             why = f"alpha = {min(p.alphas):g} is below {least:.1e}, the rounding of sums over the rows"
         else:
-            text = f"a Fourier grid of {side:,} features (entries of K within {grid.bound:.1e})"
-            reason = Reason("fourier-grid", f"{text}; {stretched}" if stretched else text)
+            reason = Reason(
+                "fourier-grid", f"a Fourier grid of {side:,} features (entries of K within {grid.bound:.1e})"
+            )
             return replace(p, feature_map=phi).with_form("primal", _primal_by(reason, p)), reason
     except DkrrError as error_of_grid:
         why = str(error_of_grid)
-    return None, Reason("grid-refused", f"no Fourier grid, since {why}{stretched and f'; {stretched}'}")
+    return None, Reason("grid-refused", f"no Fourier grid, since {why}")
 
 
 def _primal_by(grid: Reason, p: Problem, against: str = "") -> Reason:
@@ -230,7 +172,7 @@ def _primal_by(grid: Reason, p: Problem, against: str = "") -> Reason:
 
 def error_for(p: Problem) -> float:
     """Error of a grid that hardly counts in the residual of the dual system."""
-    return min(ROUNDING, max(MIN_GRID_ERROR, 0.1 * GOAL * min(p.alphas) / p.n))
+    return min(SERIES_ROUNDING, max(MIN_GRID_ERROR, 0.1 * REFINED_RESIDUAL * min(p.alphas) / p.n))
 
 
 def _explained(plan: Plan, p: Problem, dual: Plan | DkrrError, reason: Reason) -> Plan:

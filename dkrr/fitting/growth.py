@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.cluster import Progress
+from dkrr.data.rows import check_finite, dense
 from dkrr.errors import InputError, MemoryLimitError, warn_inaccurate
 from dkrr.fitting.context import Context, open_context, progress_of
-from dkrr.fitting.data import TrainingData, shared_fields, sizes_out_of_range
+from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.fourier_ridge import refused_alpha
-from dkrr.fitting.grids import box_of
+from dkrr.fitting.grids import SCANNED_BYTES
 from dkrr.fitting.primal_ridge import INEXACT_PREDICTIONS
 from dkrr.fitting.primal_rows import PrimalRows, not_shown
 from dkrr.fitting.request_plans import plan_for_rows, plan_of
@@ -32,11 +33,11 @@ from dkrr.kernels.fourier_grid import FourierGrid
 from dkrr.kernels.kernel_features import is_drawn
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.cholesky import check_diagonal
+from dkrr.linalg.condition import SolvedProbe, scaling_of, with_probe, worst
 from dkrr.linalg.products import column_norms
-from dkrr.linalg.refinement import Cholesky, in_terms_of_alpha
-from dkrr.linalg.residual import SolvedProbe, relative_by_columns, scaling_of, with_probe, worst
-from dkrr.linalg.result import INACCURATE_ABOVE, NORMAL_EQUATIONS
-from dkrr.linalg.solver_settings import ConjugateGradient
+from dkrr.linalg.residual import relative_by_columns
+from dkrr.linalg.result import INACCURATE_ABOVE, NORMAL_EQUATIONS, in_terms_of_alpha
+from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
 from dkrr.linalg.sums import ReferredSums, cho_solve
 from dkrr.planning import Plan
 from dkrr.planning.detection import detect
@@ -122,8 +123,6 @@ class Call:
         """Plan a call; see `grown`."""
         outputs = request.outputs
         assert isinstance(outputs, Targets)
-        if sizes_out_of_range(outputs.values) is not None:
-            raise InputError("y has values beyond 1e±150, whose squares are not summed; expected y in other units")
         request, plan = _planned(known, request)
         progress = progress_of(show, plan.seconds)
         if known is None and is_drawn(plan.problem.kernel):
@@ -201,7 +200,7 @@ def grown(known: GrownSums | None, request: FitRequest, asked: Kernel, show: boo
         found = call.added(known, asked, context)
         with context.progress.measured("factorisation"):
             solution = _solution(found, call.data)
-    model = fitted_model(call.data, call.plan, solution, None, context, begun)
+    model = fitted_model(call.data, call.plan, solution, context, begun)
     if not model.result.status.is_good:
         warn_inaccurate(shortfall(model.result, call.plan), stacklevel=3)
     return found, Fit(call.plan, (model,))
@@ -267,18 +266,20 @@ def _with_sums(plan: Plan, part: float) -> Plan:
 def _refuse_outside(data: TrainingData, phi: FourierGrid) -> None:
     """Refuse rows outside of the box of a grid, where its waves are not the kernel."""
     d = data.rows.shape[1]
-    limits, box = phi.grid(d).limits, box_of(data.rows, phi.columns(d))
-    centre = phi.grid(d).centre
-    for k, column in enumerate(box.columns):
-        for one in (box.lows[k], box.highs[k]):
-            if abs(one.value - centre[k]) > limits[k]:
-                low, high = phi.box[k]
-                raise InputError(
-                    f"X has {one.value:.6g} in row {one.row:,}, column {column}, outside of the box [{low:.6g}, "
-                    f"{high:.6g}] of the Fourier grid, which is that of the rows of the first call unless it is "
-                    f"given; expected rows inside: give the box of all rows to come in the first call, "
-                    f"kernel=FourierGrid(RBF(gamma=...), box=[(low, high), ...]) of dkrr.features, or all rows to fit"
-                )
+    grid, height = phi.grid(d), max(1, SCANNED_BYTES // max(data.rows.dense_window_row_bytes, 1))
+    for where, x in data.rows.blocks(0, data.n, height):
+        check_finite(x, "X", where.start, data.rows.names)
+        rows = dense(x)
+        is_outside = ~grid.is_in_limits(grid.away(rows))
+        if is_outside.any():
+            row, k = np.argwhere(is_outside)[0].tolist()
+            column, (low, high) = grid.columns[k], phi.box[k]
+            raise InputError(
+                f"X has {rows[row, column]:.6g} in row {where.start + row:,}, column {column}, outside of the box "
+                f"[{low:.6g}, {high:.6g}] of the Fourier grid, which is that of the rows of the first call unless it "
+                f"is given; expected rows inside: give the box of all rows to come in the first call, "
+                f"kernel=FourierGrid(RBF(gamma=...), box=[(low, high), ...]) of dkrr.features, or all rows to fit"
+            )
 
 
 def _sums_of(data: TrainingData, n_threads: int, progress: Progress) -> ReferredSums:

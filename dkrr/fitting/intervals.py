@@ -16,6 +16,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from dkrr.cluster import Progress
+from dkrr.cluster.process import usable_threads
 from dkrr.data import MemoryRows, Rows
 from dkrr.errors import InputError
 from dkrr.fitting import fit
@@ -25,7 +26,6 @@ from dkrr.fitting.prediction import predict_in_memory
 from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.kernels import Kernel
 from dkrr.linalg.shifted_lists import ShiftedLists
-from dkrr.planning.detection import usable_threads
 from dkrr.planning.predictions import power_of_two
 
 INTERVAL_ROWS, INTERVAL_BYTES = 2**14, 2**22
@@ -120,8 +120,6 @@ class CrossValidationIntervals:
     """Targets and the models of all folds."""
     coverage: float
     n_targets: int
-    units: Array | None
-    """Powers of two that the targets of the models have been divided by, of shape (t,)."""
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Name for Dask: a checksum of all models would take long."""
 
@@ -155,7 +153,7 @@ class CrossValidationIntervals:
                 predictions[where] = values
             for columns, lists, part in parts:
                 self._fill(found[where], columns, lists, part)
-        return predictions, found if self.units is None else found * np.tile(self.units, 2)
+        return predictions, found
 
     @property
     def _n_columns(self) -> int:

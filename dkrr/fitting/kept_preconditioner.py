@@ -17,7 +17,7 @@ from dkrr.linalg.factor_rows import KeptColumns
 from dkrr.linalg.pivoted_cholesky import FactorState, PivotedCholesky
 from dkrr.planning.dual_cg import is_worth_keeping
 from dkrr.store import ChunkedArray, RunStore
-from dkrr.store.description import FACTOR_NOTE, fits
+from dkrr.store.description import FACTOR_NOTE, matches
 from dkrr.store.run_store import FACTOR, UNLIKE_OURS
 
 Array = NDArray[np.float64]
@@ -62,11 +62,11 @@ class KeptPreconditioner:
         if note is None:
             return None
         try:
-            if not fits(note, FACTOR_NOTE):
+            if not matches(note, FACTOR_NOTE):
                 raise StoreError("the note is not as dkrr writes it")
             if note["panels"][-1][1] > self.factor.capacity:  # it was computed in more memory
                 return None
-            self.factor.take(*self._found(note))
+            self.factor.restore_columns(*self._found(note))
         except UnreachableStoreError:
             raise
         except UNLIKE_OURS:
@@ -79,10 +79,10 @@ class KeptPreconditioner:
 
     def _found(self, note: dict[str, Any]) -> tuple[list[KeptColumns], FactorState]:
         """Stored columns of the factor, and its state, from a note of the store."""
-        panels, index, corner = list[KeptColumns](), list[Array](), np.zeros((note["panels"][-1][1],) * 2)
+        panels, index, pivot_factor = list[KeptColumns](), list[Array](), np.zeros((note["panels"][-1][1],) * 2)
         for first, stop in note["panels"]:
             index.append(self._array(first, stop, "index").load()[:, 0])
-            corner[first:stop, :stop] = self._array(first, stop, "corner").load()
+            pivot_factor[first:stop, :stop] = self._array(first, stop, "corner").load()
             parts = tuple((a, self._array(first, stop, f"rows-{a}-{b}")) for a, b in note["segments"])
             for _, array in parts:
                 array.check_complete()
@@ -90,7 +90,12 @@ class KeptPreconditioner:
         left = self._array(first, stop, "left").load()[:, 0]
         traces = [(rank, float(trace)) for rank, trace in note["traces"]]
         state = FactorState(
-            np.concatenate(index).astype(np.intp), corner, left, traces, note["round"], is_exhausted=note["exhausted"]
+            np.concatenate(index).astype(np.intp),
+            pivot_factor,
+            left,
+            traces,
+            note["round"],
+            is_exhausted=note["exhausted"],
         )
         return panels, state
 
@@ -146,8 +151,12 @@ class KeptPreconditioner:
         arrays = [self._created(group, f"rows-{a}-{b}", (b - a, width), height) for a, b in factor.segments]
         factor.write_columns(first, arrays)
         self.write_bytes = factor.columns.n * width * itemsize / max(time.monotonic() - began, 1e-6)
-        square = state.corner[first:stop]
-        numbers = {"index": state.index[first:, None].astype(np.float64), "corner": square, "left": state.left[:, None]}
+        square = state.pivot_factor[first:stop]
+        numbers = {
+            "index": state.index[first:, None].astype(np.float64),
+            "corner": square,
+            "left": state.residual_diagonal[:, None],
+        }
         for name, values in numbers.items():
             height = max(1, COLUMN_CHUNK_BYTES // (8 * values.shape[1]))
             self._created(group, name, values.shape, height, "float64").fill(np.ascontiguousarray(values))

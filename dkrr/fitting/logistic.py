@@ -28,6 +28,7 @@ from dkrr.linalg.curvature import ByCompleteFactors, ByPartialFactor, NewtonPrec
 from dkrr.linalg.dual_objective import DualObjective
 from dkrr.linalg.fourier_likelihood import FourierLikelihoodPass, near_pass
 from dkrr.linalg.likelihood import WeightedLikelihood
+from dkrr.linalg.likelihood_passes import LikelihoodPass
 from dkrr.linalg.newton import (
     CURVATURE_SHIFT,
     INNER_TOL,
@@ -38,7 +39,7 @@ from dkrr.linalg.newton import (
     Objective,
     Point,
 )
-from dkrr.linalg.passes import LikelihoodPass, Segment
+from dkrr.linalg.passes import Segment
 from dkrr.linalg.primal_objective import PrimalObjective
 from dkrr.linalg.products import Operator
 from dkrr.linalg.result import GRADIENT, Residuals, SolveResult, Status
@@ -122,7 +123,6 @@ def _dual(
             max_iter=settings_of(plan).max_iter,
             start=start,
             progress=context.progress,
-            unit=data.unit,
             known=known,
         )
 
@@ -192,7 +192,6 @@ def _by_passes(
             progress=context.progress,
             least_weight=least_weight,
             record=context.record,
-            unit=data.unit,
             known=known,
         )
 
@@ -355,15 +354,14 @@ def fit_path(request: FitRequest, data: LabelledData, plan: Plan, progress: Prog
     stay in a store that the user gave.
     """
     begun = time.perf_counter()
-    scaled = data.in_range()
     start = request.start.for_plan(plan) if isinstance(request.start, WarmStart) else None
     with open_context(plan, request.settings.store, progress, request.settings.max_iter) as context:
-        how = plan.chosen.how
-        made = OBJECTIVES[plan.form, type(how)](how, scaled, plan, context)
-        found = _minimise(scaled, plan, context, made.objective, request.settings.max_iter, start)
+        details = plan.chosen.details
+        made = OBJECTIVES[plan.form, type(details)](details, data, plan, context)
+        found = _minimise(data, plan, context, made.objective, request.settings.max_iter, start)
         of_near = [
             None if made.near is None else made.near(alpha, one.point)
-            for alpha, one in zip(scaled.alphas, found, strict=True)
+            for alpha, one in zip(data.alphas, found, strict=True)
         ]
     models = [
         _fitted_model(data, plan, context, made.rows, one, near) for one, near in zip(found, of_near, strict=True)
@@ -442,7 +440,7 @@ def _minimise(
     if checkpoints is not None and path.newton is not None:
         progress.note(checkpoints.damage or f"resuming after Newton step {path.newton.step}")
     if start is None:
-        n, m = plan.problem.side(plan.form), data.likelihood.n_columns
+        n, m = plan.problem.matrix_size(plan.form), data.likelihood.n_columns
         start = Point(np.zeros((n, m)), np.zeros(m))
     for alpha in data.alphas[len(path.done) :]:
         begun = time.perf_counter()

@@ -43,6 +43,7 @@ from dkrr.fitting.requests import (
     checked_width,
     fields_of_classes,
     fields_of_targets,
+    refuse_extreme_weights,
 )
 from dkrr.fitting.sampled import with_bounding_box
 from dkrr.fitting.search_plans import search_plan, within_store
@@ -51,8 +52,7 @@ from dkrr.kernels.columns import encodes, learns
 from dkrr.kernels.fourier_grid import grid_columns
 from dkrr.kernels.kernel_features import feature_map, is_drawn, refuse_more_components_than_rows
 from dkrr.kernels.names import candidate_grid, candidate_settings, warn_of_unused
-from dkrr.linalg.refinement import Cholesky
-from dkrr.linalg.solver_settings import ConjugateGradient
+from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
 from dkrr.planning import Plan
 from dkrr.planning.calibration import measured_plan
 from dkrr.planning.detection import detect
@@ -500,6 +500,7 @@ def _checked_content(kernel: Kernel, rows: Rows | None, sample_weight: Any, *, i
     else:
         check_content(rows, "X")
     weights = checked_weights(sample_weight, n)
+    refuse_extreme_weights(weights)
     if weights is None:
         return {}
     return {"n_positive_weights": int(np.count_nonzero(weights)), "total_weight": float(weights.sum())}
@@ -519,7 +520,7 @@ def _box(extent: Any, kernel: Kernel, d: int) -> Box:
     values = np.repeat(values, len(columns)) if len(values) == 1 else values
     if len(values) != len(columns) or not (np.isfinite(values) & (values > 0)).all():
         raise InputError(f"extent is {shown(extent)}; expected {expected}")
-    return Box.of_lengths(columns, values.tolist())
+    return tuple((0.0, length) for length in values.tolist())
 
 
 def _of_new_rows(given: dict[str, Any]) -> PredictionPlan:

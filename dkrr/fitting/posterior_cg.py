@@ -40,8 +40,7 @@ from dkrr.linalg.iteration_state import State
 from dkrr.linalg.preconditioners import Fixed, Identity, LowRank
 from dkrr.linalg.products import Operator, column_sizes
 from dkrr.linalg.quadrature import LanczosTrace
-from dkrr.linalg.refinement import in_terms_of_alpha
-from dkrr.linalg.result import Status
+from dkrr.linalg.result import Status, in_terms_of_alpha
 from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, BoundedSolution, ResidualBounds, VarianceBounds, variance_bounds
 from dkrr.planning.detection import detect
 from dkrr.planning.problem import Problem
@@ -89,7 +88,7 @@ class IteratedPosterior(Posterior):
         self._problem: Problem | None = problem
         self._request, self._tol = request, request.settings.tol
         data = TrainingData.of(targets, shared_fields(request, problem))
-        self.data = centre_linear_parts(data) if data.fit_intercept else data
+        self.data = centre_linear_parts(data)
         self.kernel, self.alpha, self._scale = self.data.kernel, alpha, self.data.dual_scale()
         self._doubts = list[str]()
         """Doubts about the systems of the targets, which are messages of all that is computed from them."""
@@ -158,7 +157,7 @@ class IteratedPosterior(Posterior):
                 total = 0.5 * float(constant.low[0] + constant.high[0])
                 mixed = constant.right_sides[:, 0] @ y.x + constant.x[:, 0] @ y.residuals
                 found[columns] -= mixed**2 / total
-                error += 2 * np.abs(mixed) / total * np.sqrt(constant.left[0] * y.left)
+                error += 2 * np.abs(mixed) / total * np.sqrt(constant.residual_energy[0] * y.residual_energy)
                 error += (mixed / total) ** 2 * 0.5 * (constant.high[0] - constant.low[0])
             self._doubt_digits(found[columns], error)
         return found, constant
@@ -212,7 +211,7 @@ class _BoundedRun:
     def of(cls, data: TrainingData, alpha: float, how: UncertaintyPlan, context: Context, n_rows: int) -> "_BoundedRun":
         """Run for some number of rows; 0: for the targets."""
         plan, scale = how.plan, data.dual_scale()
-        strategy = plan.chosen.how
+        strategy = plan.chosen.details
         assert isinstance(strategy, Iterative)
         matrix = GramOperator(data, strategy, context, scale)
         preconditioner: LowRank | Identity = Identity()
@@ -372,6 +371,8 @@ class _Ending:
     def continue_with(self, open_: NDArray[np.bool_], found: VarianceBounds, solved: BoundedSolution) -> None:
         """Continue with columns whose certified bounds are wider than the iteration showed."""
         shown = np.where(self._shown > 0, self._shown, np.inf)
-        wider = np.maximum(solved.left / shown, TIGHTENING * self.factor * found.relative_width / RELATIVE_WIDTH)
+        wider = np.maximum(
+            solved.residual_energy / shown, TIGHTENING * self.factor * found.relative_width / RELATIVE_WIDTH
+        )
         self.factor = np.where(open_, np.maximum(self.factor, wider), self.factor)
         self._iteration.tol = np.where(open_, MIN_TOL, np.inf)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dkrr.cluster import Progress, ThreadExecutor
+from dkrr.cluster.process import resident_bytes, usable_threads
 from dkrr.data import CheckedRows, MemoryRows, Rows, whole
 from dkrr.errors import StoreError
 from dkrr.fitting.context import Context, open_context
@@ -25,18 +26,19 @@ from dkrr.fitting.gaussian_process import (
 from dkrr.fitting.gram import FactoredGram
 from dkrr.fitting.request_plans import plan_of
 from dkrr.fitting.requests import FitRequest, Targets
-from dkrr.fitting.results import Kept, Left
+from dkrr.fitting.results import Left, SavedPosterior
 from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.fitting.tiled_folds import errors_in_tiles, stored_context
 from dkrr.linalg.cholesky import Matrix
 from dkrr.linalg.held_out import HeldOutErrors, columns_at_once
 from dkrr.linalg.in_memory_cholesky import memory_grid
 from dkrr.linalg.posterior import FactoredPosterior
-from dkrr.linalg.refinement import Cholesky, in_terms_of_alpha
+from dkrr.linalg.result import in_terms_of_alpha
+from dkrr.linalg.solver_settings import Cholesky
 from dkrr.linalg.triangle import TriangleRows, kept_factor
 from dkrr.linalg.variance_bounds import VarianceBounds
 from dkrr.planning import Plan
-from dkrr.planning.detection import detect, resident_bytes, usable_threads
+from dkrr.planning.detection import detect
 from dkrr.planning.predictions import FactorSize, is_kept_in_memory, is_read_by_workers, room_for
 from dkrr.planning.strategy import Direct
 from dkrr.store import TileGrid
@@ -53,7 +55,12 @@ class DualPosterior(CholeskyPosterior):
     """The factor where a saved model has it, which workers read instead of a large one in memory."""
 
     def __init__(
-        self, request: FitRequest, alpha: float, columns: Numbers, kept: Kept | None = None, opens: Opens | None = None
+        self,
+        request: FitRequest,
+        alpha: float,
+        columns: Numbers,
+        kept: SavedPosterior | None = None,
+        opens: Opens | None = None,
     ) -> None:
         outputs = request.outputs
         assert isinstance(outputs, Targets)
@@ -61,7 +68,7 @@ class DualPosterior(CholeskyPosterior):
         request = replace(request.with_settings(solver=Cholesky(), form="dual", store=None), outputs=targets)
         plan = plan_of(request) if kept is None else None
         data = TrainingData.of(targets, shared_fields(request, request.problem() if plan is None else plan.problem))
-        self.data = centre_linear_parts(data) if data.fit_intercept else data
+        self.data = centre_linear_parts(data)
         self.kernel, self.alpha = self.data.kernel, alpha
         self._means, scale = self.data.target_means(), self.data.dual_scale()
         self._scale = np.ones(data.n) if scale is None else scale
@@ -73,10 +80,10 @@ class DualPosterior(CholeskyPosterior):
             self._rows = request.rows if left.rows is None else left.rows
             self._quadratic = np.array(kept.numbers["quadratic"], np.float64)
         else:
-            assert plan is not None and isinstance(plan.chosen.how, Direct)
+            assert plan is not None and isinstance(plan.chosen.details, Direct)
             progress = Progress() if opens is None else opens(plan)
             with open_context(plan, None, progress) as context, in_terms_of_alpha([alpha], "dual"):
-                matrix = FactoredGram(self.data, plan.chosen.how, context, scale)
+                matrix = FactoredGram(self.data, plan.chosen.details, context, scale)
                 factor = matrix.systems.factored("posterior", shift)
                 self._owner, self._rows = context.temporary, matrix.rows  # a factor on disk lives as long as its folder
             self._threads = plan.resources.local_threads
@@ -108,11 +115,11 @@ class DualPosterior(CholeskyPosterior):
     def _left_out(self, executor: ThreadExecutor) -> HeldOutErrors:
         return HeldOutErrors(self._matrix_factor, self._right, self._constant, executor)
 
-    def kept(self) -> Kept:
+    def kept(self) -> SavedPosterior:
         grid = self._matrix_factor.grid
         numbers = {"form": "dual", "tile": grid.tile, "panel": grid.panel, "quadratic": self._quadratic.tolist()}
         diagonal = MemoryRows(self._factored.diagonal[:, None])
-        return Kept(numbers, {"factor": TriangleRows(self._matrix_factor), "diagonal": diagonal})
+        return SavedPosterior(numbers, {"factor": TriangleRows(self._matrix_factor), "diagonal": diagonal})
 
     def quadratic(self) -> Array:
         return self._quadratic
@@ -156,7 +163,8 @@ class DualPosterior(CholeskyPosterior):
                     models = [left_out.without(rows, one) for rows, one in zip(folds, scaled, strict=True)]
             else:
                 with stored_context(context, self._threads, progress) as run:
-                    found = errors_in_tiles(left_out, folds, run, f"folds-{self.alpha!r}")
+                    name = f"folds-{self.alpha!r}".replace("+", "")  # as in 1e+16, which is not in names of arrays
+                    found = errors_in_tiles(left_out, folds, run, name)
                 scaled = [one.errors for one in found]
                 models = left_out.without_stored(folds, [one.forward for one in found])
         coef = np.hstack([solution * self._scale[:, None] for solution, _ in models])
@@ -167,7 +175,7 @@ class DualPosterior(CholeskyPosterior):
         return FoldModels.of(function, errors, folds, self.data.weights)
 
 
-def _loaded(kept: Kept, n: int, memory_limit: int | str | None) -> tuple[Matrix | None, Matrix, Array]:
+def _loaded(kept: SavedPosterior, n: int, memory_limit: int | str | None) -> tuple[Matrix | None, Matrix, Array]:
     """Factor of a saved model where it is stored, and in memory where it was and if there is room; diagonal of A."""
     rows, diagonal = kept.arrays["factor"], kept.arrays["diagonal"]
     if isinstance(rows, TriangleRows):  # of this process

@@ -4,7 +4,7 @@ With B = (A + λI)⁻¹ of centred features and W the sum of the weights, the va
 
     k(x, x) − φᵀφ + λ (φ − φ̄)ᵀB(φ − φ̄) + λ/W,
 
-the last term with a free constant. The quadratic form is a sum of waves whose coefficients are sums along the
+the last term with an intercept. The quadratic form is a sum of waves whose coefficients are sums along the
 diagonals of B. Outside of the box of the rows φ is that of a wider grid, without the terms of k that are 0 there.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from dkrr.cluster.process import usable_threads
 from dkrr.data import MemoryRows, Rows
 from dkrr.data.rows import check_finite, dense
 from dkrr.errors import InputError, warn_inaccurate
@@ -26,7 +27,7 @@ from dkrr.fitting.gaussian_process import Array, Estimate, Numbers, warn_of_widt
 from dkrr.fitting.posterior_cholesky import array_of
 from dkrr.fitting.posterior_primal import PrimalPosterior
 from dkrr.fitting.primal_rows import PrimalRows
-from dkrr.fitting.results import Kept
+from dkrr.fitting.results import SavedPosterior
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones, Grid
 from dkrr.kernels.nonuniform import ACCURACY, Complex, Transform
 from dkrr.linalg.fourier_sums import (
@@ -39,10 +40,9 @@ from dkrr.linalg.fourier_sums import (
     leverage_modes,
     leverages_of,
 )
-from dkrr.linalg.refinement import in_terms_of_alpha
+from dkrr.linalg.result import in_terms_of_alpha
 from dkrr.linalg.sums import NormalSolution
 from dkrr.linalg.variance_bounds import EPS, VarianceBounds
-from dkrr.planning.detection import usable_threads
 from dkrr.planning.predictions import FactorSize
 from dkrr.planning.transforms import MAX_SIDE
 
@@ -60,7 +60,7 @@ class FourierPosterior(PrimalPosterior):
     def _rows_of(self, **settings: Any) -> PrimalRows:
         return PrimalRows.of(self.data, usable_threads(), **settings)
 
-    def _restore(self, kept: Kept) -> None:
+    def _restore(self, kept: SavedPosterior) -> None:
         self._rows, self._has_known_sums = self._rows_of(), "sums" in kept.arrays
         if self._has_known_sums:
             length = len(FourierSums.zeros(self._grid, self.data.targets.shape[1]).packed())
@@ -176,11 +176,11 @@ class FourierPosterior(PrimalPosterior):
         high = found * (1.0 + part) + added if part < 1.0 else np.full(len(found), np.inf)
         return VarianceBounds(found, np.maximum(found * (1.0 - part) - added, 0.0), high)
 
-    def kept(self) -> Kept:
+    def kept(self) -> SavedPosterior:
         arrays: dict[str, Rows] = {"factor": MemoryRows(self._solution.lower), "coef": MemoryRows(self._solution.coef)}
         if self._has_known_sums:
             arrays["sums"] = MemoryRows(self._sums.packed()[:, None])
-        return Kept({"form": "primal", "quadratic": self._quadratic.tolist(), "centred": False}, arrays)
+        return SavedPosterior({"form": "primal", "quadratic": self._quadratic.tolist(), "centred": False}, arrays)
 
     def log_determinant(self) -> Estimate:
         return self._log_determinant()

@@ -22,9 +22,10 @@ from dkrr.fitting.posterior_cholesky import Opens, array_of
 from dkrr.fitting.primal_rows import PrimalRows, not_shown, rows_in_block
 from dkrr.fitting.request_plans import plan_of
 from dkrr.fitting.requests import FitRequest, Targets
-from dkrr.fitting.results import Kept
+from dkrr.fitting.results import SavedPosterior
 from dkrr.fitting.sampled import centre_linear_parts
-from dkrr.linalg.refinement import Cholesky, in_terms_of_alpha
+from dkrr.linalg.result import in_terms_of_alpha
+from dkrr.linalg.solver_settings import Cholesky
 from dkrr.linalg.sums import NormalSolution, sums_of_others
 from dkrr.linalg.variance_bounds import EPS, RELATIVE_WIDTH, VarianceBounds
 from dkrr.planning.predictions import FactorSize
@@ -37,7 +38,12 @@ class PrimalPosterior(CholeskyPosterior):
     """Posterior from sums over the rows, and a factor of ΦᵀWΦ + λI; λ > 0."""
 
     def __init__(
-        self, request: FitRequest, alpha: float, columns: Numbers, kept: Kept | None = None, opens: Opens | None = None
+        self,
+        request: FitRequest,
+        alpha: float,
+        columns: Numbers,
+        kept: SavedPosterior | None = None,
+        opens: Opens | None = None,
     ) -> None:
         outputs = request.outputs
         assert isinstance(outputs, Targets)
@@ -59,12 +65,12 @@ class PrimalPosterior(CholeskyPosterior):
             self._quadratic = np.array(kept.numbers["quadratic"], np.float64)
 
     def _prepared(self, data: TrainingData) -> TrainingData:
-        return centre_linear_parts(data) if data.fit_intercept else data
+        return centre_linear_parts(data)
 
     def _rows_of(self, **settings: Any) -> PrimalRows:
         return PrimalRows.of(self.data, 1, **settings)  # BLAS has the threads
 
-    def _restore(self, kept: Kept) -> None:
+    def _restore(self, kept: SavedPosterior) -> None:
         """Take the solution from what the fit has left, or a saved model holds."""
         arrays, d, has_intercept = kept.arrays, self._n_features, self.data.fit_intercept
         centre = array_of(arrays["centre"], d)[:, 0] if has_intercept else np.zeros(d)
@@ -124,7 +130,7 @@ class PrimalPosterior(CholeskyPosterior):
         part = 3 * (self.data.n + p + 2) * EPS * p * float(np.einsum("ij,ij->", inverse, inverse))
         return min(2 * part / (1.0 - part), 1.0) if part < 1 else 1.0
 
-    def kept(self) -> Kept:
+    def kept(self) -> SavedPosterior:
         solution, has_intercept, d = self._solution, self.data.fit_intercept, self._n_features
         lower, coef, arrays = np.zeros((d + has_intercept,) * 2), solution.coef, dict[str, Rows]()
         lower[:d, :d] = solution.lower
@@ -133,7 +139,7 @@ class PrimalPosterior(CholeskyPosterior):
             arrays["centre"] = MemoryRows((self._rows.features.reference + solution.means)[:, None])
         arrays |= {"factor": MemoryRows(lower), "coef": MemoryRows(np.ascontiguousarray(coef))}
         numbers = {"form": "primal", "quadratic": self._quadratic.tolist(), "centred": has_intercept}
-        return Kept(numbers, arrays)
+        return SavedPosterior(numbers, arrays)
 
     def quadratic(self) -> Array:
         return self._quadratic

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from dkrr.cluster import Progress, SerialExecutor
+from dkrr.cluster.process import resident_bytes
 from dkrr.cost import Work
 from dkrr.data import MemoryRows, Rows, refuse_changed, watched
 from dkrr.errors import InputError, warn_inaccurate
 from dkrr.fitting.context import Context, progress_of
-from dkrr.fitting.data import sizes_out_of_range
 from dkrr.fitting.fold_models import FoldModels, KeptFolds, name_of
 from dkrr.fitting.gaussian_process import Array, CholeskyPosterior, Numbers, Posterior
 from dkrr.fitting.intervals import CrossValidationIntervals, RefittedFolds, refitted
@@ -33,7 +33,7 @@ from dkrr.fitting.posterior_primal import PrimalPosterior
 from dkrr.fitting.prediction import refuse_nan
 from dkrr.fitting.request_plans import plan_of, with_spectrum
 from dkrr.fitting.requests import FitRequest, Targets
-from dkrr.fitting.results import Kept
+from dkrr.fitting.results import SavedPosterior
 from dkrr.fitting.storage import MemoryStorage
 from dkrr.kernels import Kernel, Polynomial, Sigmoid
 from dkrr.kernels.fourier_grid import FourierGrid
@@ -42,7 +42,7 @@ from dkrr.linalg.held_out import folds_flops
 from dkrr.linalg.posterior import takes_second_sweep
 from dkrr.linalg.variance_bounds import VarianceBounds
 from dkrr.planning import Plan
-from dkrr.planning.detection import detect, resident_bytes
+from dkrr.planning.detection import detect
 from dkrr.planning.predictions import (
     ROWS_TOGETHER,
     Deviations,
@@ -86,7 +86,7 @@ class Posteriors:
         self,
         request: FitRequest,
         kernel: Kernel,
-        kept: Mapping[float, Kept] | None = None,
+        kept: Mapping[float, SavedPosterior] | None = None,
         grid: FourierGrid | None = None,
     ) -> None:
         request = replace(request.with_settings(uncertainty=False), folds=(), processes=None)  # fits here keep nothing
@@ -109,8 +109,6 @@ class Posteriors:
         """Models without folds in a saved model, by the name of the folds."""
         self.plan: UncertaintyPlan | None = None
         """Plan of the last call that had a choice; runs of conjugate gradient are planned again when they begin."""
-        self._units: Array | None = None
-        """Powers of two that the targets of the processes have been divided by; None: they are those of the fit."""
         others = {"y": outputs.values, "sample_weight": request.weights}
         self._watched = [watched(MemoryRows(a), name) for name, a in others.items() if a is not None] + [request.rows]
 
@@ -147,9 +145,8 @@ class Posteriors:
         """Set the limit of memory and the display of progress for later calls, and return these posteriors."""
         self._show_progress = show_progress
         if memory_limit != self._request.settings.memory_limit:
-            for name in ("_given", "_request", "_scaled"):
-                if name in vars(self):
-                    setattr(self, name, vars(self)[name].with_settings(memory_limit=memory_limit))
+            for name in ("_given", "_request"):
+                setattr(self, name, vars(self)[name].with_settings(memory_limit=memory_limit))
             self._iterated.clear()  # which have their own plans
             vars(self).pop("_resources", None)
         return self
@@ -164,11 +161,6 @@ class Posteriors:
         self._refuse_changed_data()
         if not self._is_prepared:
             self._request, self._is_prepared = self._request.with_settings(kernel=self._kernel), True
-            self._units = sizes_out_of_range(self._outputs.values)
-            self._scaled = self._request
-            if self._units is not None:
-                values = self._outputs.values / self._units
-                self._scaled = replace(self._request, outputs=Targets(values, self._outputs.alphas))
 
     @cached_property
     def _is_primal(self) -> bool:
@@ -219,7 +211,7 @@ class Posteriors:
             kept, is_primal = self._kept.get(alpha), self._has_primal_factor(alpha)
             is_on_grid = is_primal and self._request.settings.grid is not None
             kind = FourierPosterior if is_on_grid else PrimalPosterior if is_primal else DualPosterior
-            self._factored[alpha] = kind(self._scaled, alpha, columns, kept, self._opened)
+            self._factored[alpha] = kind(self._request, alpha, columns, kept, self._opened)
         return self._factored[alpha]
 
     def _opened(self, plan: Plan) -> Progress:
@@ -247,7 +239,7 @@ class Posteriors:
                 f"conjugate gradient assume: use solver='cholesky'"
             )
         if alpha not in self._iterated:
-            self._iterated[alpha] = IteratedPosterior(self._scaled, alpha, columns, problem)
+            self._iterated[alpha] = IteratedPosterior(self._request, alpha, columns, problem)
         return self._iterated[alpha]
 
     @cached_property
@@ -262,7 +254,7 @@ class Posteriors:
         request = replace(self._request.with_settings(form="dual", store=None), outputs=targets)
         return with_spectrum(request.problem(), request.rows)
 
-    def kept(self) -> dict[float, Kept]:
+    def kept(self) -> dict[float, SavedPosterior]:
         """Saved state of each posterior with a Cholesky factor, by λ."""
         return {one.alpha: one.kept() for _, one in self.of_rows(0) if isinstance(one, CholeskyPosterior)}
 
@@ -276,11 +268,11 @@ class Posteriors:
         """
         models, n_targets = self.fold_models(folds), self._outputs.values.shape[1]
         if isinstance(models, RefittedFolds):
-            return CrossValidationIntervals(models, coverage, n_targets, None)
+            return CrossValidationIntervals(models, coverage, n_targets)
         for _, one in models:
             if one.doubt:
                 warn_inaccurate(one.doubt, stacklevel=4)
-        return CrossValidationIntervals(models, coverage, n_targets, self._units)
+        return CrossValidationIntervals(models, coverage, n_targets)
 
     def fold_models(
         self, folds: Sequence[Numbers], context: Context | None = None
@@ -305,7 +297,7 @@ class Posteriors:
     ) -> "list[tuple[Numbers, FoldModels]] | RefittedFolds":
         if key in self._kept_folds:
             each = zip(self._groups, self._kept_folds[key], strict=True)
-            return [(columns, one.restored(self._scaled, alpha, columns, folds)) for (alpha, columns), one in each]
+            return [(columns, one.restored(self._request, alpha, columns, folds)) for (alpha, columns), one in each]
         if context is None:
             context = Context(MemoryStorage(), SerialExecutor(), self._display(len(folds)))
             are_saved = "" if self._given.learns else ", and dkrr.save(model, path, uncertainty=True) saves them"
@@ -383,7 +375,7 @@ class Posteriors:
             size = FactorSize.of_normal(side, is_transform=self._request.settings.grid is not None)
             flops = 0.0 if kept is not None else self._flops_of_sums + side**3 / 3
             return Deviations(size, resources.rates.seconds(Work(gemm_flops=flops), threads))
-        tiling, is_memory = plan.plan.chosen.how.tiling, plan.plan.chosen.place.is_memory
+        tiling, is_memory = plan.plan.chosen.details.tiling, plan.plan.chosen.place.is_memory
         size = FactorSize.of_tiles(TileGrid(n, tiling.tile, tiling.panel), threads, is_stored=not is_memory)
         return Deviations(size, plan=plan)
 
@@ -417,7 +409,7 @@ class Posteriors:
         At most `block_rows` of them are computed together; None: the largest number that fits in memory.
         """
         processes = self.of_rows(n_rows)
-        return Variances(processes, scale, self._units, block_rows or self._rows_together(processes))
+        return Variances(processes, scale, block_rows or self._rows_together(processes))
 
     def _rows_together(self, processes: list[tuple[Numbers, Posterior]]) -> int:
         sizes = [one.factor_size for _, one in processes if isinstance(one, CholeskyPosterior)]
@@ -451,15 +443,13 @@ class Posteriors:
         for columns, one in self.factored():
             found[:, columns] = one.loo_residuals()
         refuse_nan(found)
-        return found if self._units is None else found * self._units
+        return found
 
     def log_likelihoods(self) -> tuple[Array, Array]:
         """Logarithm of the marginal likelihood of every target, and its standard error; two arrays of shape (t,)."""
         found, errors = (np.empty(self._outputs.values.shape[1]) for _ in range(2))
         for columns, one in self.of_rows(0):
             found[columns], errors[columns] = one.log_likelihoods()
-            if self._units is not None:
-                found[columns] -= one.degrees * np.log(self._units[columns])
         return found, errors
 
 
@@ -477,8 +467,6 @@ class Variances:
         Targets, and their process.
     scale : float, optional
         s²; None: of every target where its likelihood is largest.
-    units : ndarray of shape (t,), optional
-        Powers of two that the targets of the posteriors have been divided by.
     block_rows : int
         Most rows whose variances are computed together.
     """
@@ -487,7 +475,6 @@ class Variances:
         self,
         posteriors: list[tuple[Numbers, Posterior]],
         scale: float | None,
-        units: Array | None = None,
         block_rows: int = ROWS_TOGETHER,
     ) -> None:
         self._block_rows = block_rows
@@ -495,8 +482,6 @@ class Variances:
             (columns, one, np.sqrt(one.scales()) if scale is None else np.full(len(columns), math.sqrt(scale)))
             for columns, one in posteriors
         ]
-        if units is not None and scale is None:
-            self._groups = [(columns, one, roots * units[columns]) for columns, one, roots in self._groups]
         self._token = uuid.uuid4().hex  # a checksum of a factor would take long
         self.n_targets = sum(len(columns) for columns, _ in posteriors)
         self._lock = threading.Lock()

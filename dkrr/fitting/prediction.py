@@ -16,6 +16,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.cluster.process import usable_threads
 from dkrr.data import DaskRows, MemoryRows, Rows, refuse_changed
 from dkrr.data.dask_rows import PartitionRows, row_major
 from dkrr.data.rows import check_finite, dense
@@ -25,7 +26,6 @@ from dkrr.data.watched import FEW
 from dkrr.errors import InputError, NotFiniteError
 from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.linalg.sources import kernel_blocks, located, shifted
-from dkrr.planning.detection import usable_threads
 from dkrr.text import plural
 
 Advance = Callable[[float], None]

@@ -17,12 +17,13 @@ from dkrr.fitting.data import TargetSizes, TrainingData
 from dkrr.fitting.dual_ridge import Group, RidgeSystem
 from dkrr.fitting.iteration import iteration_of, settings_of
 from dkrr.fitting.normal_rows import FormedRows, StreamedRows
-from dkrr.fitting.results import Kept, Left, Solution
+from dkrr.fitting.results import Left, SavedPosterior, Solution
+from dkrr.linalg.condition import SolvedProbe, scaling_of, worst
 from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.preconditioners import Diagonal, Identity, Preconditioner
 from dkrr.linalg.products import column_norms
-from dkrr.linalg.residual import CONSTANTS_ABOVE, SolvedProbe, relative_by_columns, scaling_of, worst
+from dkrr.linalg.residual import MIN_INTERCEPT_RESIDUAL, relative_by_columns
 from dkrr.linalg.result import (
     DUAL_SYSTEM,
     INACCURATE_ABOVE,
@@ -44,10 +45,10 @@ INEXACT_PREDICTIONS = (
     "rows of ordinary weight; increase alpha, bring the sample weights or the columns of X nearer to each other, or "
     "use form='dual'"
 )
-MAX_REFINEMENTS, LEAST_GAIN = 4, 0.5
+MAX_REFINEMENTS, MIN_GAIN = 4, 0.5
 """Times that dual coefficients of conjugate gradient in primal form are refined, and the residual over the one before
 above which that ends."""
-LEAST_AMPLIFICATION, LEAST_REACHED = 1e3, 1e-13
+MIN_AMPLIFICATION, MIN_REACHED = 1e3, 1e-13
 """√κ that least squares without λ are taken to have until an iteration has shown more; and the relative residual of
 normal equations that it is expected to reach."""
 
@@ -71,17 +72,17 @@ def drop_rounding(data: TrainingData, moments: Array, diagonal: Array) -> Array:
     ndarray of shape (t,)
         Norms that the residuals of the targets are to be compared with: ‖ΦᵀWy‖, and √(Σⱼ ‖φⱼ‖²) ‖y‖ where that is 0.
     """
-    lengths = np.sqrt(np.maximum(diagonal, 0.0))
+    norms_of_features = np.sqrt(np.maximum(diagonal, 0.0))
     if data.weights is None:
         sizes = column_norms(data.targets)
     else:  # with many targets no second array of their size
         most = max(float(data.weights.max()), np.finfo(float).tiny)
         sizes = np.sqrt(most) * np.sqrt(np.einsum("ij,ij,i->j", data.targets, data.targets, data.weights / most))
     with np.errstate(over="ignore"):
-        largest, norms = column_norms(lengths[:, None]) * sizes, column_norms(moments)
+        largest, norms = column_norms(norms_of_features[:, None]) * sizes, column_norms(moments)
         for k in np.flatnonzero(norms <= ONLY_ROUNDING * largest):
             # Feature by feature: one of small numbers may be all that a target depends on.
-            if (np.abs(moments[:, k]) <= ONLY_ROUNDING * lengths * sizes[k]).all():
+            if (np.abs(moments[:, k]) <= ONLY_ROUNDING * norms_of_features * sizes[k]).all():
                 moments[:, k], norms[k] = 0.0, largest[k]
     return norms
 
@@ -103,8 +104,8 @@ class PrimalRidge:
         ----------
         errors : ndarray or ChunkedArray of shape (n, t)
         totals : ndarray of shape (t,)
-            Their weighted sums. With a free constant these are 0 but for rounding, which a large weight makes large in
-            the dual coefficients: what they are belongs to the constant.
+            Their weighted sums. With an intercept these are 0 but for rounding, which a large weight makes large in
+            the dual coefficients: what they are belongs to the intercept.
         """
         data, centre = self._data, rows.centre
         kept, constants = rows.loaded_errors(errors, data.room_for_errors), np.zeros(len(totals))
@@ -113,7 +114,7 @@ class PrimalRidge:
             constants = totals / rows.total_weight
             with np.errstate(over="ignore", invalid="ignore"):
                 sizes = np.sqrt(np.einsum("ij,ij,i->j", kept, kept, data.weights**2))  # without a copy
-                matters = np.abs(constants) * np.linalg.norm(data.weights) > CONSTANTS_ABOVE * sizes
+                matters = np.abs(constants) * np.linalg.norm(data.weights) > MIN_INTERCEPT_RESIDUAL * sizes
             constants = np.where(matters, constants, 0.0)
         intercept = self._means if centre is None else self._means - centre @ coef
         return Solution(
@@ -209,12 +210,12 @@ class DirectPrimal(PrimalRidge):
         )
         return replace(self._judged(solution, left, conditions), kept=self._kept(solution))
 
-    def _kept(self, solution: Solution) -> Mapping[float, Kept]:
-        """By λ, the factors that stay after the fit, with the free constant as the last feature.
+    def _kept(self, solution: Solution) -> Mapping[float, SavedPosterior]:
+        """By λ, the factors that stay after the fit, with the intercept as the last feature.
 
         That of features about their means is a factor with one more row, of which only the last entry is not 0.
         """
-        systems, centre, found = self._systems, self._rows.centre, dict[float, Kept]()
+        systems, centre, found = self._systems, self._rows.centre, dict[float, SavedPosterior]()
         side, means = self._rows.dimension, self._means
         for g, (alpha, columns) in enumerate(self._data.alpha_groups() if systems.keeps_factors else ()):
             lower, coef = np.zeros((side + (centre is not None),) * 2), self._coef[:, columns]
@@ -229,7 +230,7 @@ class DirectPrimal(PrimalRidge):
                 constants = solution.intercept[columns] + centre @ coef - means[columns]
                 coef, arrays["centre"] = np.vstack([coef, constants]), MemoryRows(centre[:, None])
             arrays["coef"] = MemoryRows(np.ascontiguousarray(coef))
-            found[alpha] = Kept({"form": "primal", "centred": centre is not None}, arrays, Left())
+            found[alpha] = SavedPosterior({"form": "primal", "centred": centre is not None}, arrays, Left())
         return found
 
     def _judged(self, solution: Solution, left: Array, conditions: Array) -> Solution:
@@ -300,7 +301,7 @@ class IteratedPrimal(PrimalRidge):
         # As in the dual form, all values of alpha are columns of the same passes.
         shift, moments, self._diagonal = data.alphas[None, :], rows.moments(), rows.diagonal()
         preconditioner: Preconditioner = Identity()
-        self._amplification = float(np.clip(self._tol / LEAST_REACHED, 1.0, LEAST_AMPLIFICATION))
+        self._amplification = float(np.clip(self._tol / MIN_REACHED, 1.0, MIN_AMPLIFICATION))
         self._norms, self._scaling = column_norms(moments), np.ones(len(moments))
         if self._diagonal is not None:
             self._norms, self._scaling = self._target_sizes.ordinary, scaling_of(self._diagonal)
@@ -360,7 +361,7 @@ class IteratedPrimal(PrimalRidge):
             errors, other, coef, rounds = other, errors, coef + further.x, rounds + 1
             left, before = gradient - coef * data.alphas, found.residuals
             found = self._judgement(left, sizes, outcome.condition, sizes[0])
-            gained = found.residuals <= LEAST_GAIN * before
+            gained = found.residuals <= MIN_GAIN * before
             ended = further.status if further.status is Status.MAX_ITERATIONS else outcome.status
             outcome = replace(
                 outcome,

@@ -22,7 +22,7 @@ from dkrr.fitting.reference import reference_of
 from dkrr.fitting.results import scale_of
 from dkrr.kernels.fourier_grid import FourierGrid
 from dkrr.linalg.fourier_sums import FourierFeatures
-from dkrr.linalg.refinement import in_terms_of_alpha
+from dkrr.linalg.result import in_terms_of_alpha
 from dkrr.linalg.sums import DenseFeatures, Features, NormalSolution, NormalSystem, Sums
 
 Array = NDArray[np.float64]

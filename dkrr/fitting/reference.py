@@ -30,11 +30,11 @@ Array = NDArray[np.float64]
 
 SAMPLE_ROWS = 256
 SAMPLE_BYTES = 8 * 2**20
-"""Rows of the sample, and most bytes of their features."""
+"""Most rows of the sample, and bytes of their features."""
 STRIPS = 8
 """Strips of consecutive rows that make up the sample, since neighbours may be alike."""
-LARGEST_SHARE = 1 / 16
-"""Largest fraction of the bytes of X that may be read for the sample; one strip is read in any case."""
+SHARE_READ, BYTES_READ = 1 / 16, 16 * 2**20
+"""Fraction of the bytes of X, or bytes, that may be read for the sample; one strip is read in any case."""
 
 
 def reference_of(data: FitData, feature_rows: Callable[[Block], Any]) -> Array:
@@ -98,9 +98,8 @@ def _strips(data: FitData, most: int) -> NDArray[np.intp]:
     So a row that has more than 1/q of all weight is in the sample.
     """
     n, rows = data.n, data.rows
-    most = min(most, SAMPLE_ROWS, n)
-    is_scattered = n > most >= STRIPS and STRIPS * rows.read_overhead_bytes <= LARGEST_SHARE * rows.n_bytes
-    count = STRIPS if is_scattered else 1
+    most, reads = min(most, SAMPLE_ROWS, n), max(SHARE_READ * rows.n_bytes, BYTES_READ)
+    count = 1 if most == n else int(max(1, min(STRIPS, most, reads // max(rows.read_overhead_bytes, 1))))
     height = most // count
     quantiles = (np.arange(count) + 0.5) / count
     if data.weights is None:

@@ -1,5 +1,6 @@
 """Checked arguments of a fit: settings, rows, targets or labels."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self, get_args
@@ -8,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.checks import (
-    FLAGS,
+    BOOL_TYPES,
     checked_count,
     checked_form,
     checked_tile,
@@ -29,9 +30,9 @@ from dkrr.kernels.map_base import FeatureMap
 from dkrr.kernels.names import kernel_of
 from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
 from dkrr.linalg.newton import Point
-from dkrr.linalg.refinement import Cholesky
+from dkrr.linalg.products import SAFE_SIZES
 from dkrr.linalg.result import Status
-from dkrr.linalg.solver_settings import ConjugateGradient
+from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
 from dkrr.planning import Plan
 from dkrr.planning.problem import NOTHING_SET, Because, Form, Layout, Problem
 from dkrr.store import RunStore, TileGrid
@@ -40,6 +41,9 @@ from dkrr.text import plural
 
 Array = NDArray[np.float64]
 
+WEIGHTS_IN_RANGE = (1e-30, 1e30)
+"""Bounds of positive sample weights: gradients of a classification, which are as large, are squared and multiplied by
+K."""
 INTERVAL_FOLDS = 10
 """Folds of `predict_interval` where none are given."""
 READ_BYTES = 256 * 2**20
@@ -349,13 +353,63 @@ def check_sizes(kernel: Kernel, rows: Rows, n_targets: int) -> None:
         raise InputError(f"Precomputed matrix must be a square matrix. Input is a {n}x{d} matrix.")
 
 
+def refuse_extreme_targets(targets: Array) -> None:
+    """Refuse targets, of shape (n,) or (n, t), whose squares float64 does not hold.
+
+    Raises
+    ------
+    InputError
+        Naming the first such target, and a number to divide it by.
+    """
+    largest = np.atleast_1d(np.maximum(targets.max(axis=0), -targets.min(axis=0)))
+    bad = (largest != 0) & ((largest < SAFE_SIZES[0]) | (largest > SAFE_SIZES[1]))
+    if bad.any():
+        k = int(np.argmax(bad))
+        of, column = ("", "y") if len(largest) == 1 else (f" of target {k} (counted from 0)", "this column of y")
+        raise InputError(
+            f"the largest |y|{of} is {largest[k]:.3g}; expected 0, or a number from {SAFE_SIZES[0]:g} to "
+            f"{SAFE_SIZES[1]:g}, whose square float64 holds: divide {column} by {_power_of_ten(largest[k])} "
+            f"(predictions are then in that unit)"
+        )
+
+
+def refuse_extreme_weights(weights: Array | None, name: str = "sample_weight") -> None:
+    """Refuse weights of a fit, called `name` in messages, that are too large or too small for their squares.
+
+    Raises
+    ------
+    InputError
+        Naming the first such row, and a number to divide weights and λ by.
+    """
+    if weights is None:
+        return
+    lowest, highest = WEIGHTS_IN_RANGE
+    positive = weights[weights > 0]
+    least, most = float(positive.min()), float(positive.max())
+    if least < lowest or most > highest:
+        row = int(np.argmax((weights > 0) & ((weights < lowest) | (weights > highest))))
+        remedy = "bring the weights nearer to each other; rows that are not to count can have the weight 0"
+        if most / highest <= least / lowest:
+            middle = math.sqrt(least) * math.sqrt(most)
+            remedy = f"divide all weights and every alpha by {_power_of_ten(middle)}, which leaves the model as it is"
+        raise InputError(
+            f"{name} is {weights[row]:.3g} in row {row}; expected 0, or a number from {lowest:g} to {highest:g}: "
+            f"{remedy}"
+        )
+
+
+def _power_of_ten(value: float) -> str:
+    """Power of ten about as large as a positive number, which float64 holds."""
+    return f"{10.0 ** max(round(math.log10(value)), -300):g}"
+
+
 def checked_weights(sample_weight: Any, n: int) -> NDArray[np.float64] | None:
     """Sample weights of shape (n,), finite, ≥ 0 and not all 0; None where all are 1."""
     if sample_weight is None:
         return None
     weights = load_array(sample_weight, "sample_weight")
     if weights.ndim == 0:
-        if isinstance(sample_weight, FLAGS):
+        if isinstance(sample_weight, BOOL_TYPES):
             raise InputTypeError(f"sample_weight is {sample_weight}; expected a number, or one for each row of X")
         weights = np.full(n, float(weights))
     if weights.shape != (n,):
@@ -398,9 +452,13 @@ def likelihood_of(n_classes: int, *, one_vs_rest: bool) -> Likelihood:
 
 
 def check_content(rows: Rows, name: str) -> None:
-    """Refuse what a fit refuses of rows or targets, if they are few enough for a plan to read all of them."""
-    if not rows.is_computed and rows.n_bytes <= READ_BYTES:
+    """Refuse what a fit refuses of rows, if they are few enough for a plan to read all of them."""
+    if _is_read(rows):
         scan(rows, name)
+
+
+def _is_read(rows: Rows) -> bool:
+    return not rows.is_computed and rows.n_bytes <= READ_BYTES
 
 
 def checked_width(y: Any, n: int) -> int:
@@ -411,5 +469,7 @@ def checked_width(y: Any, n: int) -> int:
     n_rows, width = rows.shape
     if n_rows != n:
         raise InputError(f"y has {plural(n_rows, 'row')}, and X has {n}; expected the same number")
-    check_content(rows, "y")
+    if _is_read(rows):
+        scan(rows, "y")
+        refuse_extreme_targets(rows.read(0, n).astype(np.float64))
     return width

@@ -27,7 +27,6 @@ from dkrr.kernels import Kernel
 from dkrr.kernels.centring import Centring
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
 from dkrr.kernels.map_base import FeatureMap
-from dkrr.kernels.maps import difference_at_zero
 from dkrr.linalg.iteration_state import CGOutcome
 from dkrr.linalg.newton import Point
 from dkrr.linalg.products import column_norms
@@ -49,9 +48,7 @@ SUMMED_ROWS = 1024
 """Rows that are added up together."""
 
 
-def function_norms(
-    data: TrainingData, rows: Rows, coef: Array, squares: Array, sizes: Array | None = None
-) -> tuple[Array, tuple[str, ...]]:
+def function_norms(data: TrainingData, rows: Rows, coef: Array, squares: Array) -> tuple[Array, tuple[str, ...]]:
     """Norms of the functions of a dual solution.
 
     Parameters
@@ -60,8 +57,6 @@ def function_norms(
         α.
     squares : ndarray of shape (t,)
         αᵀKα, as computed.
-    sizes : ndarray of shape (t,), optional
-        Powers of two that the targets have been divided by; None: ones.
 
     Returns
     -------
@@ -73,8 +68,6 @@ def function_norms(
         errors = NORM_ROUNDING * math.sqrt(data.n) * _weighted_squares(data.kernel, rows, coef)
         known = ~(squares <= errors)
         norms, bounds = np.sqrt(np.where(known, squares, 0.0)), np.sqrt(errors)
-        if sizes is not None:
-            norms, bounds = norms * sizes, bounds * sizes
         # q less its error e has the root (1 − e / q)^½ √q, and q with it added is nearer.
         parts = np.where(known & (squares < np.inf), 1.0 - np.sqrt(1.0 - errors / np.abs(squares)), 0.0)
     messages, lost, doubtful = list[str](), np.flatnonzero(~known & (errors > 0)), np.flatnonzero(parts > CAUTION_ABOVE)
@@ -139,7 +132,7 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedPosterior:
     """State of a posterior, left by a fit or in a saved model, from which it is restored without factoring again."""
 
     numbers: dict[str, Any]
@@ -179,7 +172,7 @@ class Solution:
     """Differences from the plan."""
     near: Array | None = None
     """Coefficients of a Fourier grid for rows that are not in its box, (D', t)."""
-    kept: Mapping[float, Kept] = field(default_factory=dict)
+    kept: Mapping[float, SavedPosterior] = field(default_factory=dict)
     """By λ, the factors that standard deviations take, where the plan keeps them."""
 
 
@@ -249,7 +242,6 @@ def fitted_model(
     data: TrainingData,
     plan: Plan,
     solution: Solution,
-    sizes: Array | None,
     context: Context,
     begun: float,
     processes: Any = None,
@@ -258,8 +250,6 @@ def fitted_model(
 
     Parameters
     ----------
-    sizes : ndarray of shape (t,), optional
-        Powers of two that the targets of `data` have been divided by.
     begun : float
         Start of the fit, by `time.perf_counter`.
     processes : Posteriors, optional
@@ -272,10 +262,8 @@ def fitted_model(
     """
     owner = context.temporary
     model, dual_coef = fitted_function(data, plan, solution, owner), solution.dual_coef
-    if sizes is not None:
-        model, dual_coef = _multiplied(model, dual_coef, sizes)
     _refuse_overflow(model, dual_coef)
-    norms, doubts = _norms(model, solution, data, sizes)
+    norms, doubts = _norms(model, solution, data)
     if doubts:
         solution = replace(solution, messages=doubts + solution.messages)
     is_used = model.keep_alive is not None or any(one.left and one.left.owner for one in solution.kept.values())
@@ -285,27 +273,12 @@ def fitted_model(
     return FittedModel(model, result, dual_coef, norms, processes=processes)
 
 
-def _norms(
-    model: FittedFunction, solution: Solution, data: TrainingData, sizes: Array | None
-) -> tuple[Array, tuple[str, ...]]:
-    """‖f‖ of every target and messages, where the targets of `data` have been divided by `sizes`."""
+def _norms(model: FittedFunction, solution: Solution, data: TrainingData) -> tuple[Array, tuple[str, ...]]:
+    """‖f‖ of every target, and messages."""
     if model.coef is not None:
         return column_norms(model.coef if solution.coef is None else model.coef[: len(solution.coef)]), ()
     assert solution.rows is not None and solution.dual_coef is not None and solution.squares is not None
-    return function_norms(data, solution.rows, solution.dual_coef, solution.squares, sizes)
-
-
-def _multiplied(model: FittedFunction, dual_coef: Array | None, sizes: Array) -> tuple[FittedFunction, Array | None]:
-    """Function and α of targets that are larger by these powers of two, of shape (t,)."""
-    with np.errstate(over="ignore", under="ignore"):
-        alpha = None if dual_coef is None else dual_coef * sizes
-        changed = replace(
-            model,
-            coef=None if model.coef is None else model.coef * sizes,
-            dual_coef=None if model.dual_coef is None else alpha,
-            intercept=model.intercept * sizes,
-        )
-    return changed, alpha
+    return function_norms(data, solution.rows, solution.dual_coef, solution.squares)
 
 
 def _refuse_overflow(model: FittedFunction, dual_coef: Array | None) -> None:
@@ -371,7 +344,9 @@ def _shift(
     """Value at 0 of the fitted function without its intercept, minus that with the kernel about 0; shape (t,)."""
     if coef is not None:
         assert data.feature_map is not None and plan.problem.feature_map is not None
-        return difference_at_zero(data.feature_map, plan.problem.feature_map, data.rows.shape[1]) @ coef
+        x = data.rows.read(0, 1)  # of any row: other features than those with an origin are the same
+        difference = data.feature_map.transform(x)[0] - plan.problem.feature_map.transform(x)[0]
+        return np.asarray(difference @ coef)
     assert solution.rows is not None and solution.dual_coef is not None
     total = np.zeros(solution.dual_coef.shape[1])
     for start in range(0, data.n, SHIFT_ROWS):

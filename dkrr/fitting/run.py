@@ -26,16 +26,15 @@ from dkrr.fitting.iteration import resumed
 from dkrr.fitting.primal_ridge import DirectPrimal, IteratedPrimal
 from dkrr.fitting.request_plans import plan_of
 from dkrr.fitting.requests import DualStart, FitRequest
-from dkrr.fitting.results import FittedModel, Kept, Solution, fitted_model, quadratics, scale_of
+from dkrr.fitting.results import FittedModel, SavedPosterior, Solution, fitted_model, quadratics, scale_of
 from dkrr.fitting.sampled import centre_linear_parts, with_sampled_maps
 from dkrr.fitting.storage import with_repairs
 from dkrr.kernels.fourier_grid import FourierGrid
 from dkrr.kernels.kernel_features import is_drawn
+from dkrr.linalg.condition import worst
 from dkrr.linalg.iteration_state import CGOutcome
-from dkrr.linalg.refinement import Cholesky, in_terms_of_alpha
-from dkrr.linalg.residual import worst
-from dkrr.linalg.result import SolveResult
-from dkrr.linalg.solver_settings import ConjugateGradient
+from dkrr.linalg.result import SolveResult, in_terms_of_alpha
+from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
 from dkrr.planning import Plan
 from dkrr.planning.problem import Because, Form, Loss
 from dkrr.planning.reasons import Reason
@@ -126,8 +125,8 @@ SOLVERS: Mapping[type[StrategyDetails], Method] = {
 
 def _solution(data: TrainingData, plan: Plan, context: Context, start: DualStart | None) -> Solution:
     """Solution of all targets, in the batches of the plan."""
-    way = SOLVERS[type(plan.chosen.how)]
-    form = way.forms[plan.form](plan.chosen.how, data, plan, context)
+    way = SOLVERS[type(plan.chosen.details)]
+    form = way.forms[plan.form](plan.chosen.details, data, plan, context)
     if plan.form == "primal" or not plan.problem.batch:
         return way.solve(form, data, plan, context, start)
 
@@ -141,21 +140,20 @@ def _solution(data: TrainingData, plan: Plan, context: Context, start: DualStart
 def fit_regression(request: FitRequest, data: TrainingData, plan: Plan, progress: Progress) -> tuple[FittedModel]:
     """Carry out a plan; what is finished before an error stays in a store that the user gave."""
     begun = time.perf_counter()
-    data, sizes = data.in_range()
-    start = request.start if isinstance(request.start, DualStart) and sizes is None else None
+    start = request.start if isinstance(request.start, DualStart) else None
     with open_context(plan, request.settings.store, progress) as context:
         solution = _solution(data, plan, context, start)
         processes = processes_left(request, data, solution)
         if processes is not None and request.folds:
             processes.fold_models(request.folds, context)
-    return (fitted_model(data, plan, solution, sizes, context, begun, processes),)
+    return (fitted_model(data, plan, solution, context, begun, processes),)
 
 
 def processes_left(request: FitRequest, data: TrainingData, solution: Solution) -> Any:
     """Gaussian processes of a fit, from the factors that it leaves; None unless it is to leave them."""
     if request.settings.uncertainty is False or request.processes is None:
         return None
-    given, kept = request if request.given is None else request.given, dict[float, Kept]()
+    given, kept = request if request.given is None else request.given, dict[float, SavedPosterior]()
     if solution.dual_coef is not None:
         found = quadratics(data, solution.dual_coef)
         for alpha, one in solution.kept.items():
@@ -256,8 +254,7 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
     data: FitData = loss.data(request.outputs, shared_fields(request, plan.problem))
     if lost := refused_alpha(plan, data):  # of a grid that was named, which has no other form
         raise InputError(f"{lost} on a Fourier grid; expected a larger alpha, or the kernel itself")
-    if data.fit_intercept:
-        data = centre_linear_parts(data, request.settings.store)
+    data = centre_linear_parts(data, request.settings.store)
     broken, models = "", tuple[FittedModel, ...]()
     try:
         models = _fit_regression(request, data, plan, progress)

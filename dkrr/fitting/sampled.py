@@ -11,12 +11,11 @@ from dkrr.cluster import Progress
 from dkrr.data import MemoryRows, Rows, scan, write_rows
 from dkrr.data.rows import check_finite
 from dkrr.fitting.context import Context
-from dkrr.fitting.data import ORIGINS, FitData
+from dkrr.fitting.data import ORIGIN, FitData
 from dkrr.fitting.grids import box_of
-from dkrr.kernels import Kernel, Linear, centring
+from dkrr.kernels import Kernel, centring
 from dkrr.kernels.fourier_grid import FourierGrid
 from dkrr.kernels.kernel_features import feature_map as feature_map_of
-from dkrr.kernels.kernel_features import parts_of
 from dkrr.kernels.map_base import Array, FeatureMap, MapKernel
 from dkrr.kernels.nystroem import Nystroem, NystroemMap, entry_seconds, held_bytes, whitened
 from dkrr.linalg.pivoted_cholesky import choose_pivots
@@ -64,40 +63,41 @@ def _boxed(phi: FourierGrid, rows: Rows) -> FourierGrid:
         return phi
     d = rows.shape[1]
     phi = phi.resolved(d)  # type: ignore[assignment]
-    return phi.in_box(box_of(rows, phi.columns(d)).pairs())
+    return phi.in_box(box_of(rows, phi.columns(d)))
 
 
 def centre_linear_parts(data: Data, store: str | None = None) -> Data:
     """Move the origin of the kernel near the rows, for fits with an intercept.
 
-    The model is the same. Data are returned as they are where that brings nothing (see `kernels.centring`), and with
-    CSR rows, which it would fill.
+    The model is the same. Data are returned as they are without a free intercept, where an origin brings nothing (see
+    `kernels.centring`), and with CSR rows, which it would fill.
 
     Parameters
     ----------
     data : FitData
         Some rows are read. The kernel is resolved.
     store : str, optional
-        Store of the fit. A run that it holds resumes with its own origins, whatever container holds the rows now.
+        Store of the fit. A run that it holds resumes with its own origin, whatever container holds the rows now.
     """
     kernel, d = data.kernel, data.rows.shape[1]
-    is_linear = any(isinstance(part, Linear) for part in parts_of(kernel))
-    if data.rows.is_sparse or kernel.is_precomputed or not is_linear:
+    if not data.fit_intercept or data.rows.is_sparse or not centring.linear_scales(kernel, d).any():
         return data
     begun = None if store is None else RunStore(store).description()
     if begun is not None and begun["fingerprint"] is not None:
-        origins = _noted(begun, centring.linear_parts(kernel, d), d)
+        noted = begun["notes"].get(ORIGIN)
+        # One of another length is another problem's, which `claim` refuses.
+        origin = None if noted is None or len(noted) != d else centring.as_origin(noted)
     else:
-        origins = _found(data)
-    if not origins:
+        origin = _origin_of(data)
+    if origin is None:
         return data
-    about = centring.with_origins(kernel, origins)
+    about = centring.with_origin(kernel, origin)
     phi = None if data.feature_map is None else feature_map_of(about, d)
-    return replace(data, kernel=about, feature_map=phi, centring=centring.Centring(kernel, origins))
+    return replace(data, kernel=about, feature_map=phi, centring=centring.Centring(kernel, origin))
 
 
-def _found(data: FitData) -> centring.Origins:
-    """Origins near the rows that count."""
+def _origin_of(data: FitData) -> Array | None:
+    """Origin near the rows that count."""
     rows, weights = data.rows, data.weights
     n, d = rows.shape
     most = max(1, min(ORIGIN_ROWS, ORIGIN_BYTES // (8 * d)))
@@ -105,23 +105,12 @@ def _found(data: FitData) -> centring.Origins:
     if weights is None:
         # Of rows that are not in memory the first are read, which lie together.
         sample = rows.read(0, n)[:: -(-n // most)] if everywhere else rows.read(0, min(n, most))
-        return centring.origins_near(data.kernel, sample, n)
+        return centring.origin_near(data.kernel, sample, n)
     counting = np.flatnonzero(weights)
     some = counting[:: -(-len(counting) // most)] if everywhere else counting[:most]
     together = not everywhere and some[-1] - some[0] + 1 == len(some)
     sample = rows.read(int(some[0]), int(some[-1]) + 1) if together else rows.take(some)
-    return centring.origins_near(data.kernel, sample, len(counting), weights[some])
-
-
-def _noted(begun: dict[str, Any], parts: tuple[centring.LinearPart, ...], d: int) -> centring.Origins:
-    """Origins of a run that was begun; none where they do not fit: it is another problem's, which `claim` refuses."""
-    noted = begun.get("notes", {}).get(ORIGINS) or []
-    origins = tuple(None if origin is None else centring.as_origin(origin) for origin in noted)
-    widths = [len(np.arange(d)[part.columns]) for part in parts]
-    fits = len(origins) == len(parts) and all(
-        o is None or len(o) == width for o, width in zip(origins, widths, strict=True)
-    )
-    return origins if fits else ()
+    return centring.origin_near(data.kernel, sample, len(counting), weights[some])
 
 
 def nystroem_map(settings: Nystroem, rows: Rows, progress: Progress | None = None) -> NystroemMap:

@@ -19,7 +19,7 @@ from dkrr.fitting.grids import (
 )
 from dkrr.fitting.request_plans import with_spectrum
 from dkrr.fitting.requests import Settings
-from dkrr.kernels.fourier_grid import ROUNDING, grid_columns
+from dkrr.kernels.fourier_grid import SERIES_ROUNDING, grid_columns
 from dkrr.kernels.nonuniform import is_available
 from dkrr.planning import Plan
 from dkrr.planning.measures import with_measured_kernel
@@ -112,7 +112,7 @@ def scoring_plan(problem: Problem, sizes: FoldSizes, rows: Rows | None, resource
 
 def _on_grid(problem: Problem, sizes: FoldSizes, resources: Resources, box: Box) -> tuple[ScoringPlan | None, Reason]:
     """Plan of scores on a Fourier grid, if there is one, and why another is taken instead."""
-    gridded, reason = with_fourier_features(problem, box, ROUNDING)
+    gridded, reason = with_fourier_features(problem, box, SERIES_ROUNDING)
     if gridded is None:
         return None, reason
     try:
@@ -121,4 +121,4 @@ def _on_grid(problem: Problem, sizes: FoldSizes, resources: Resources, box: Box)
         return None, Reason("grid-refused", f"{reason} is not possible: {error}")
     if not is_available():
         return None, finufft_missing(reason, grid.seconds)
-    return grid, grid_is_slower(reason, grid.seconds)
+    return grid, grid_is_slower(reason, grid.seconds, box)

@@ -22,8 +22,8 @@ import numpy.typing as npt
 from dkrr.checks import MAX_WHOLE, positive, shown, whole
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.blocks import (
-    PIECE_ENTRIES,
-    PIECE_ROWS,
+    LARGE_STRIP_ENTRIES,
+    LARGE_STRIP_ROWS,
     STRIP_COLUMNS,
     STRIP_ENTRIES,
     STRIP_ROWS,
@@ -36,10 +36,10 @@ from dkrr.kernels.blocks import (
     as_rows,
     check_diagonal,
     is_sparse,
+    large_strips,
+    large_strips_below,
     mirror_lower,
-    piece_memory,
-    pieces_below,
-    pieces_of,
+    strip_memory,
     strips,
 )
 
@@ -219,8 +219,8 @@ class Kernel(Parameters):
     """Copies of dense rows that one call makes."""
     _strip_buffers: ClassVar[int] = 0
     """Buffers as large as a strip."""
-    _piece_buffers: ClassVar[int | None] = None
-    """Number of these buffers that are as large as a piece in `pieces`; None means all."""
+    _large_strip_buffers: ClassVar[int | None] = None
+    """Number of these buffers that are as large as a large strip in `pieces`; None means all."""
     _kept_copies: ClassVar[int] = 0
     """Copies of the rows of Y that `_block_writers` keeps."""
     _takes_csr: ClassVar[bool] = False
@@ -291,9 +291,9 @@ class Kernel(Parameters):
     def pieces(
         self, X: Block, Y: Block | None = None, *, dtype: npt.DTypeLike = np.float64
     ) -> Iterator[tuple[slice, slice, FloatArray]]:
-        """Yield rows, columns and values of pieces that stay in cache, for work that uses each before the next.
+        """Yield rows, columns and values of strips that stay in cache, for work that uses each before the next.
 
-        A piece of shape (len(rows), len(columns)) is overwritten by the next one; arithmetic is in `dtype`, float64 or
+        A strip of shape (len(rows), len(columns)) is overwritten by the next one; arithmetic is in `dtype`, float64 or
         float32. Without Y only what is on or below the diagonal is yielded; the squares on the diagonal (`rows` equals
         `columns`) are whole and exactly symmetric.
 
@@ -309,11 +309,11 @@ class Kernel(Parameters):
         Yields
         ------
         rows : slice
-            Rows of the piece.
+            Rows of the strip.
         columns : slice
-            Columns of the piece.
+            Columns of the strip.
         values : ndarray, shape (len(rows), len(columns))
-            Kernel values, until the next piece is taken.
+            Kernel values, until the next strip is taken.
         """
         left, right = as_row_pair(X, Y)
         shape, symmetric = (left.shape[0], right.shape[0]), right is left
@@ -322,18 +322,18 @@ class Kernel(Parameters):
         kernel = self.resolved(left.shape[1])
         fill = kernel.filler(left, right, np.dtype(dtype))
         diagonal = kernel.diagonal(left) if symmetric else None
-        # As many bytes of float32 as of float64, unless other buffers are as large as a piece.
+        # As many bytes of float32 as of float64, unless other buffers are as large as a large strip.
         grows = np.dtype(dtype) == np.float32 and not kernel._buffers() and not is_sparse(left)
-        entries = (2 if grows else 1) * PIECE_ENTRIES
-        cuts = pieces_below(shape[0], entries) if symmetric else pieces_of(*shape, entries)
-        with piece_memory(dtype) as memory:
+        entries = (2 if grows else 1) * LARGE_STRIP_ENTRIES
+        cuts = large_strips_below(shape[0], entries) if symmetric else large_strips(*shape, entries)
+        with strip_memory(dtype) as memory:
             for rows, columns in cuts:
-                piece = memory[: (n := rows.stop - rows.start) * (m := columns.stop - columns.start)].reshape(n, m)
-                fill(rows, columns, piece)
+                strip = memory[: (n := rows.stop - rows.start) * (m := columns.stop - columns.start)].reshape(n, m)
+                fill(rows, columns, strip)
                 if diagonal is not None and rows == columns:
-                    mirror_lower(piece)
-                    np.fill_diagonal(piece, diagonal[rows])
-                yield rows, columns, piece
+                    mirror_lower(strip)
+                    np.fill_diagonal(strip, diagonal[rows])
+                yield rows, columns, strip
 
     def fitted(self, X: Any) -> Kernel:  # noqa: ARG002
         """Kernel with what it learns from training data X, such as a vocabulary.
@@ -465,7 +465,7 @@ class Kernel(Parameters):
         return self.sparse_parts * (rows + transposes) + self._csr_strips() * 8 * STRIP_ENTRIES + rest
 
     def pieces_bytes(self, n_rows: int, n_columns: int, n_features: int, row_bytes: int | None = None) -> int:
-        """Upper bound of the temporary memory of `pieces`, the piece itself included.
+        """Upper bound of the temporary memory of `pieces`, the strip itself included.
 
         Parameters
         ----------
@@ -481,10 +481,10 @@ class Kernel(Parameters):
         """
         is_sparse = row_bytes is not None and self.sparse_parts > 0
         buffers = self._buffers() + (self._csr_strips() if is_sparse else 0)
-        more = buffers * 8 * (PIECE_ENTRIES - STRIP_ENTRIES) + 8 * PIECE_ENTRIES
+        more = buffers * 8 * (LARGE_STRIP_ENTRIES - STRIP_ENTRIES) + 8 * LARGE_STRIP_ENTRIES
         if is_sparse:
             # A square on the diagonal has its own transpose, and all of them are kept.
-            further = -(-n_columns // PIECE_ROWS) - -(-n_columns // STRIP_COLUMNS)
+            further = -(-n_columns // LARGE_STRIP_ROWS) - -(-n_columns // STRIP_COLUMNS)
             more += self.sparse_parts * further * _transpose_bytes(n_features)
         return self.workspace_bytes(n_rows, n_columns, n_features, row_bytes) + more
 
@@ -512,12 +512,12 @@ class Kernel(Parameters):
         return rows + self._strip_buffers * 8 * STRIP_ENTRIES + FIXED_WORKSPACE_BYTES
 
     def _made_dense_bytes(self, n_rows: int, n_features: int) -> int:
-        """Memory of so many CSR rows where they are made dense."""
+        """Memory of `n_rows` CSR rows where they are made dense."""
         return 0 if self._takes_csr else 8 * n_rows * n_features
 
     def _buffers(self) -> int:
-        """Number of buffers that grow to the size of a piece."""
-        return self._strip_buffers if self._piece_buffers is None else self._piece_buffers
+        """Number of buffers that grow to the size of a large strip."""
+        return self._strip_buffers if self._large_strip_buffers is None else self._large_strip_buffers
 
     def _csr_strips(self) -> int:
         """Number of further buffers that CSR rows need."""

@@ -1,4 +1,4 @@
-"""What every kernel shares: checked blocks of rows, cache-sized strips, and mirroring of a symmetric block."""
+"""Functions that all kernels use: checked blocks of rows, strips that stay in cache, mirrored symmetric blocks."""
 
 import hashlib
 import threading
@@ -30,12 +30,12 @@ STRIP_ROWS = 128
 STRIP_COLUMNS = 1024
 STRIP_ENTRIES = STRIP_ROWS * STRIP_COLUMNS
 
-# A piece that is used at once and never stored may be larger: it still stays in the last-level cache, and threads that
+# A strip that is used at once and never stored may be larger: it still stays in the last-level cache, and threads that
 # share an interpreter wait for its lock a quarter as often. Two threads together made 0.28e9 entries per second of an
-# RBF kernel (float64, 16 columns) in strips, 0.59e9 in pieces; one thread 0.30e9 and 0.33e9.
-PIECE_ROWS = 256
-PIECE_COLUMNS = 2048
-PIECE_ENTRIES = PIECE_ROWS * PIECE_COLUMNS
+# RBF kernel (float64, 16 columns) in small strips, 0.59e9 in large strips; one thread 0.30e9 and 0.33e9.
+LARGE_STRIP_ROWS = 256
+LARGE_STRIP_COLUMNS = 2048
+LARGE_STRIP_ENTRIES = LARGE_STRIP_ROWS * LARGE_STRIP_COLUMNS
 
 # Transposing through a small copy whose row stride is not a power of two: 0.4 ns per entry at n = 1024, where
 # out[:a, a:b] = out[a:b, :a].T takes 1.4 ns because a column's entries all fall into one set of the cache.
@@ -93,7 +93,7 @@ def is_sparse(X: Block) -> bool:
 
 
 def as_row_pair(X: object, Y: object) -> tuple[Block, Block]:
-    """Two checked blocks with as many features each, both dense or both CSR; Y None gives X twice."""
+    """Check two blocks with as many features each, and make both dense or both CSR; Y None gives X twice."""
     left = as_rows(X, "X")
     if Y is None or Y is X:
         return left, left
@@ -108,7 +108,7 @@ def as_row_pair(X: object, Y: object) -> tuple[Block, Block]:
 
 
 def read_only(X: Block) -> Block:
-    """The same rows, dense or CSR, which a user's function cannot write into: they may be the user's own X."""
+    """Read-only view of rows, dense or CSR, for a user's function: they may be the user's own X."""
     if is_sparse(X):
         found = sp.csr_array(tuple(map(read_only, (X.data, X.indices, X.indptr))), shape=X.shape)
         found.has_canonical_format = True
@@ -148,23 +148,23 @@ def strips(n_rows: int, n_columns: int, *, lower: bool = False) -> Iterator[tupl
             yield slice(top, bottom), slice(left, min(left + width, end))
 
 
-def pieces_below(n: int, entries: int | None = None) -> Iterator[tuple[slice, slice]]:
+def large_strips_below(n: int, entries: int | None = None) -> Iterator[tuple[slice, slice]]:
     """Cut the lower triangle of a square block into strips left of the diagonal and squares on it.
 
-    `entries` bounds a strip where it is more than PIECE_ROWS × PIECE_COLUMNS.
+    `entries` bounds a strip where it is more than LARGE_STRIP_ROWS × LARGE_STRIP_COLUMNS.
     """
-    width = max(PIECE_COLUMNS, (entries or 0) // PIECE_ROWS)
-    for top in range(0, n, PIECE_ROWS):
-        rows = slice(top, min(top + PIECE_ROWS, n))
+    width = max(LARGE_STRIP_COLUMNS, (entries or 0) // LARGE_STRIP_ROWS)
+    for top in range(0, n, LARGE_STRIP_ROWS):
+        rows = slice(top, min(top + LARGE_STRIP_ROWS, n))
         for left in range(0, top, width):
             yield rows, slice(left, min(left + width, top))
         yield rows, rows
 
 
-def pieces_of(n_rows: int, n_columns: int, entries: int | None = None) -> Iterator[tuple[slice, slice]]:
-    """Cut a block into pieces of at most so many entries (PIECE_ENTRIES), the higher the fewer columns it has."""
-    width = min(n_columns, PIECE_COLUMNS)
-    height = max(1, (entries or PIECE_ENTRIES) // width)
+def large_strips(n_rows: int, n_columns: int, entries: int | None = None) -> Iterator[tuple[slice, slice]]:
+    """Cut a block into strips of `entries` entries (LARGE_STRIP_ENTRIES) at most, higher ones for fewer columns."""
+    width = min(n_columns, LARGE_STRIP_COLUMNS)
+    height = max(1, (entries or LARGE_STRIP_ENTRIES) // width)
     for top in range(0, n_rows, height):
         for left in range(0, n_columns, width):
             yield slice(top, min(top + height, n_rows)), slice(left, min(left + width, n_columns))
@@ -174,14 +174,14 @@ _spare = threading.local()
 
 
 @contextmanager
-def piece_memory(dtype: npt.DTypeLike) -> Iterator[FloatArray]:
-    """Memory of 8 · PIECE_ENTRIES bytes for pieces, of shape (entries,), which the thread keeps for the next ones.
+def strip_memory(dtype: npt.DTypeLike) -> Iterator[FloatArray]:
+    """Memory of 8 · LARGE_STRIP_ENTRIES bytes for large strips, of shape (entries,), kept by the thread for later ones.
 
     Memory that is released returns to the system, and tens of tiles a product would each wait for fresh pages.
     """
     memory = _spare.__dict__.pop("memory", None)  # two users at a time do not share it
     if memory is None:
-        memory = np.empty(8 * PIECE_ENTRIES, np.uint8)
+        memory = np.empty(8 * LARGE_STRIP_ENTRIES, np.uint8)
     try:
         yield memory.view(dtype)
     finally:
@@ -189,7 +189,7 @@ def piece_memory(dtype: npt.DTypeLike) -> Iterator[FloatArray]:
 
 
 class Scratch:
-    """One strip (or piece) of working memory, allocated on first use and reused for every other one."""
+    """Working memory of a strip, allocated on first use and reused for all others."""
 
     def __init__(self, dtype: npt.DTypeLike = np.float64, entries: int = STRIP_ENTRIES) -> None:
         self._dtype, self._entries = dtype, entries
@@ -204,7 +204,7 @@ class Scratch:
         if self._memory is None or self._memory.size < n_rows * n_columns:
             # All at once: strips of a triangle grow, and pages that are never touched cost nothing.
             if n_rows * n_columns > self._entries:
-                self._entries = PIECE_ENTRIES
+                self._entries = LARGE_STRIP_ENTRIES
             self._memory = np.empty(self._entries, dtype=self._dtype)
         return self._memory[: n_rows * n_columns].reshape(n_rows, n_columns)
 

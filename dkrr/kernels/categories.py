@@ -64,7 +64,7 @@ class Categories(Kernel):
     entry_seconds: ClassVar[float] = 2.4e-9
     column_seconds: ClassVar[float] = 0.3e-9
     takes_tables: ClassVar[bool] = True
-    """For `Columns`: several columns are given as a table, whatever they hold."""
+    """Whether `Columns` gives several columns as a table, whatever they hold; here it does."""
     _has_unit_diagonal: ClassVar[bool] = True
     _row_copies: ClassVar[int] = 2
     _strip_buffers: ClassVar[int] = 3

@@ -1,4 +1,4 @@
-"""What kernels made of other kernels have in common, and kernels of some columns of an array or table."""
+"""Kernels made of other kernels, and kernels of some columns of an array or table."""
 
 from __future__ import annotations
 
@@ -341,7 +341,7 @@ def leaves(kernel: Kernel) -> Iterator[Kernel]:
 
 
 def with_leaves(kernel: Kernel, new: Iterator[Kernel]) -> Kernel:
-    """The same kernel with other leaves, from left to right."""
+    """Kernel with its leaves replaced, from left to right."""
     if isinstance(kernel, Compound) and not isinstance(kernel, Columns):
         return kernel.with_parts([with_leaves(part, new) for part in kernel.parts])
     return next(new)

@@ -28,7 +28,7 @@ from dkrr.kernels.columns import Compound
 
 @dataclass(frozen=True)
 class _Pair(Compound):
-    """Two kernels and the ufunc that combines their values."""
+    """Kernel of two kernels and the ufunc that combines their values."""
 
     _part_names: ClassVar[tuple[str, ...]] = ("left", "right")
     _strip_buffers: ClassVar[int] = 1
@@ -218,14 +218,14 @@ class Normalized(Compound):
         return None if self.base.row_degree is None else 0
 
     def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
-        lengths = 4 * 8 * (n_rows + n_columns)
-        return super()._dense_workspace_bytes(n_rows, n_columns, n_features) + lengths
+        scale_bytes = 4 * 8 * (n_rows + n_columns)
+        return super()._dense_workspace_bytes(n_rows, n_columns, n_features) + scale_bytes
 
     def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
-        # Lengths first: what they need in memory is free again when the part's filler is made.
-        rows, lengths = self.prepared(X, dtype)
-        others, theirs = (rows, lengths) if Y is X else self.prepared(Y, dtype)
-        left, right = lengths.astype(dtype, copy=False), theirs.astype(dtype, copy=False)
+        # Scales first: what they need in memory is free again when the part's filler is made.
+        rows, scales = self.prepared(X, dtype)
+        others, theirs = (rows, scales) if Y is X else self.prepared(Y, dtype)
+        left, right = scales.astype(dtype, copy=False), theirs.astype(dtype, copy=False)
         base = self.base.filler(rows, others, dtype)
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
@@ -280,8 +280,8 @@ def _inverse_roots(diagonal: npt.NDArray[np.float64], kernel: Kernel) -> npt.NDA
 
 MIN_WEIGHT = 1e-3
 """Drawn weights below this are 0: a term with one would cost as much as the others and change next to nothing."""
-MAX_CANDIDATES = 10**6
-"""No search has more sums."""
+MAX_WEIGHTED_SUMS = 10**6
+"""Largest number of sums that a search may have."""
 MAX_DRAWS = 100
 """Draws for each candidate, of which those that repeat another one are dropped."""
 
@@ -347,7 +347,7 @@ def weighted_sums(
         "n_candidates",
         n_kernels + 1,
         "equal weights and every kernel alone are candidates",
-        MAX_CANDIDATES,
+        MAX_WEIGHTED_SUMS,
     )
     rng = np.random.default_rng(whole(random_state, "random_state", 0))
     given = np.atleast_1d(numbers(concentration, "concentration", "a number above 0, or several"))
@@ -360,7 +360,7 @@ def weighted_sums(
             return [_sum_of(kernels, w) for w in weights.values()]
         drawn = rng.dirichlet(np.full(n_kernels, each[k % len(each)]))
         drawn[drawn < MIN_WEIGHT] = 0.0
-        total = drawn.sum()  # 0 where so many are so small, NaN where the parameter is too small for float64
+        total = drawn.sum()  # 0 where most of them underflow, NaN where the parameter is too small for float64
         if total > 0:
             weights.setdefault(tuple(drawn / total), drawn / total)
     raise InputError(

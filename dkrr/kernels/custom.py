@@ -39,7 +39,7 @@ from dkrr.kernels.blocks import (
 from dkrr.rounding import check_exact
 from dkrr.text import plural
 
-WIDTH = 2**31 - 1
+OBJECT_WIDTH = 2**31 - 1
 """Columns of the rows: a bound of the bytes of an object."""
 
 
@@ -77,7 +77,7 @@ def _are_numbers(X: Any) -> bool:
 
 
 def encode_objects(X: Any) -> Any:
-    """CSR rows (n, WIDTH), uint16, for a sequence of values of JSON, or a DataFrame, whose rows become dicts."""
+    """CSR rows (n, OBJECT_WIDTH), uint16, for a sequence of values of JSON, or a DataFrame, whose rows become dicts."""
     items = X.to_dict("records") if hasattr(X, "columns") else X.tolist() if hasattr(X, "tolist") else list(X)
     if not items:
         raise InputError("X is empty; expected at least 1 object")
@@ -95,7 +95,7 @@ def encode_objects(X: Any) -> Any:
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     data = np.concatenate(rows).astype(np.uint16) + np.uint16(1)
     indices = np.concatenate([np.arange(k, dtype=np.int64) for k in lengths])
-    return sp.csr_array((data, indices, starts), shape=(len(rows), WIDTH))
+    return sp.csr_array((data, indices, starts), shape=(len(rows), OBJECT_WIDTH))
 
 
 def _as_given(rows: Block) -> Block:
@@ -129,7 +129,7 @@ sizes."""
 
 @dataclass(frozen=True)
 class FunctionCost:
-    """What a kernel function was measured to need for a block of (n_rows, n_columns)."""
+    """Measured time and memory of a kernel function for a block of (n_rows, n_columns)."""
 
     seconds: float
     """Time of an entry, on one core."""
@@ -286,7 +286,7 @@ class CallableKernel(Kernel):
     def _block(self, X: Block, Y: Block) -> FloatArray:
         """Checked result of function(X, Y)."""
         expected = X.shape[0], Y.shape[0]
-        takes_objects = self.takes_objects or X.shape[1] == WIDTH
+        takes_objects = self.takes_objects or X.shape[1] == OBJECT_WIDTH
         # A function of float32 rows would compute in float32.
         given = decode_objects if takes_objects else _as_given
         left: Any = given(X)
@@ -400,7 +400,7 @@ def shape_of(result: Any, subject: str) -> tuple[int, ...]:
 
 
 def as_floats(result: Any, subject: str) -> FloatArray:
-    """What a user's function returned, as a dense array of floats; flags count as 0 and 1."""
+    """Convert the result of a user's function to a dense array of floats; flags count as 0 and 1."""
     if sp.issparse(result):
         raise InputTypeError(f"{subject} returned a sparse matrix; expected a dense array: toarray()")
     refuse_masked(result, f"the result of {subject}")

@@ -56,7 +56,7 @@ class Reader:
         return cls(callables or {}, arrays or {})
 
     def read_whole(self, description: Any, kind: str) -> Any:
-        """What a description as a whole makes; one that contains itself, or thousands of others, is refused."""
+        """Make the value of a whole description; refuse one that contains itself, or thousands of others."""
         try:
             return self.read(description, (kind,))
         except RecursionError:

@@ -47,7 +47,7 @@ class SampledSpectrum:
 
     @property
     def verdict(self) -> Verdict:
-        """What the sample's matrix is: "indefinite", "semidefinite" to rounding (that is, singular), or "definite"."""
+        """Kind of the sample's matrix: "indefinite", "semidefinite" to rounding (that is, singular), or "definite"."""
         if self.smallest < -self.rounding:
             return "indefinite"
         return "definite" if self.smallest > self.rounding else "semidefinite"

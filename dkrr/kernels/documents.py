@@ -16,7 +16,7 @@ import scipy.sparse as sp
 from dkrr.checks import choice, flag, shown, whole
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import FIXED_WORKSPACE_BYTES, Kernel
-from dkrr.kernels.blocks import PIECE_ROWS, STRIP_ENTRIES, Block, Fill
+from dkrr.kernels.blocks import LARGE_STRIP_ROWS, STRIP_ENTRIES, Block, Fill
 from dkrr.kernels.dot import Cosine, Linear
 
 
@@ -62,7 +62,7 @@ def as_documents(X: Any) -> list[str] | None:
 
 
 def _fault(document: object) -> str:
-    """What is wrong with a document that is not a string, and the remedy."""
+    """Words for the fault of a document that is not a string, and the remedy."""
     # NaN, NaT and pandas' NA do not equal themselves.
     if document is None or (np.isscalar(document) and document != document) or type(document).__name__ == "NAType":
         return f'is missing ({document}); expected a string: leave it out, or replace it by ""'
@@ -114,7 +114,7 @@ class BagOfWords(Kernel):
     idf : sequence of float, optional
         Factors of the counts of each column for "tfidf". None: `fitted` learns them.
     normalized : bool, default=True
-        Divide by the lengths of both rows of weights, so that long documents count no more than short ones.
+        Divide by the norms of both rows of weights, so that long documents count no more than short ones.
     lowercase : bool, default=True
         Whether to treat capital and small letters alike.
 
@@ -222,7 +222,7 @@ class BagOfWords(Kernel):
     def encode(self, X: Any) -> Any:
         """Weights of documents, CSR of shape (n_documents, n_terms); rows of numbers are returned unchanged.
 
-        They are not divided by the lengths of rows: the kernel does that.
+        They are not divided by the norms of rows: the kernel does that.
         """
         documents = as_documents(X)
         if documents is None:
@@ -243,7 +243,7 @@ class BagOfWords(Kernel):
         """Upper bound of the temporary memory for CSR rows with up to MANY_TERMS terms on average."""
         rows = (n_rows + n_columns) * (TERM_BYTES * min(n_features, MANY_TERMS) + 64)
         # Transposed rows have a row for each term, empty or not.
-        transposes = 8 * (n_features + 1) * (-(-n_columns // PIECE_ROWS) + 2)
+        transposes = 8 * (n_features + 1) * (-(-n_columns // LARGE_STRIP_ROWS) + 2)
         return rows + transposes + self._strip_buffers * 8 * STRIP_ENTRIES + FIXED_WORKSPACE_BYTES
 
     @property

@@ -227,7 +227,7 @@ class Cosine(Kernel):
 
 
 def unit_rows(X: Block) -> Block:
-    """Rows divided by their Euclidean lengths; a row of zeros is unchanged."""
+    """Rows divided by their Euclidean norms; a row of zeros is unchanged."""
     X, norms = _with_lengths(X)
     scale = 1.0 / np.where(norms > 0, norms, 1.0)
     if is_sparse(X):  # a product with a diagonal matrix would take memory of the width of X
@@ -236,7 +236,7 @@ def unit_rows(X: Block) -> Block:
 
 
 def _with_lengths(X: Block) -> tuple[Block, npt.NDArray[np.float64]]:
-    """Rows, times powers of two where squares would leave the range of float64, and their lengths."""
+    """Rows, times powers of two where squares would leave the range of float64, and their norms."""
     squares = squared_norms(X)
     if not are_moderate(squares):
         X = normalise_exponents(X)
@@ -268,7 +268,7 @@ def _raise_to_whole(base: FloatArray, power: int, factor: FloatArray) -> None:
 MAX_DEGREE = 500
 """Above it, exp(−γ‖x‖²) of some rows is 0 in float64 where the kernel is not."""
 MAX_DOT = 700.0
-"""Where 2γ|xᵀz| is larger, the kernel is below 1e-14 for every degree, as γ‖x‖² + γ‖z‖² is then larger too."""
+"""Largest 2γ|xᵀz| that is computed: beyond, γ‖x‖² + γ‖z‖² is as large, and the kernel below 1e-14 for every degree."""
 
 
 @dataclass(frozen=True, kw_only=True)

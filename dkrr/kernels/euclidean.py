@@ -38,7 +38,7 @@ REFINE_DISTANCE = {np.dtype(np.float64): 1e-6, np.dtype(np.float32): 1e-3}
 # Beyond this |s|(‖x‖² + ‖z‖²) the augmented product may overflow: nothing of it is used.
 MAX_SIZE = {np.dtype(np.float64): 1e300, np.dtype(np.float32): 1e30}
 # Within 2^±200 an s changes no distance that counts where ‖x‖² leaves the range of float64; beyond, rows take it up.
-MAX_EXPONENT = 200
+MAX_SCALE_EXPONENT = 200
 # Squares of Matérn's lengths, and their inverses, are in the range of float64.
 MIN_LENGTH = 1e-150
 # Gathering pairs of rows costs about as much as this many entries of cdist each.
@@ -81,7 +81,7 @@ class RBF(WithLengths):
     _row_copies: ClassVar[int] = 2
     # Only where entries are recomputed: a mask, index pairs and differences.
     _strip_buffers: ClassVar[int] = 8
-    _piece_buffers: ClassVar[int | None] = 0
+    _large_strip_buffers: ClassVar[int | None] = 0
     _kept_copies: ClassVar[int] = 1
     _of_columns: ClassVar[str] = "gamma"
     _translations: ClassVar[Mapping[str, str]] = {"length_scale": "gamma = 1 / (2 * length_scale**2)"}
@@ -170,7 +170,7 @@ class Matern(WithLengths):
     _takes_csr: ClassVar[bool] = True
     _row_copies: ClassVar[int] = 2
     _strip_buffers: ClassVar[int] = 8
-    _piece_buffers: ClassVar[int | None] = 1
+    _large_strip_buffers: ClassVar[int | None] = 1
     _kept_copies: ClassVar[int] = 1
     _of_columns: ClassVar[str] = "length_scale"
 
@@ -196,19 +196,21 @@ class Matern(WithLengths):
         if self.nu == 0.5:
             return super().length_slopes(n_features)
         nu, factor = self.nu - 1.0, {1.5: 3.0, 2.5: 5.0 / 3.0}[self.nu]
-        lengths = np.asarray(self.length_scale) * sqrt(nu / self.nu)
-        return Matern(nu=nu, length_scale=lengths.tolist()), factor / self.lengths(n_features) ** 2
+        length_scales = np.asarray(self.length_scale) * sqrt(nu / self.nu)
+        return Matern(nu=nu, length_scale=length_scales.tolist()), factor / self.lengths(n_features) ** 2
 
     def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         return self._block_writers(Y, dtype)(X)
 
     def _block_writers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
-        lengths = self.length_scale
-        right = times_ratios(Y, lengths, -1.0)
-        columns = DistanceColumns(right, 2 * self.nu / reference(lengths, -1.0) ** 2, dtype)
+        length_scales = self.length_scale
+        right = times_ratios(Y, length_scales, -1.0)
+        columns = DistanceColumns(right, 2 * self.nu / reference(length_scales, -1.0) ** 2, dtype)
 
         def filler(X: Block) -> Fill:
-            return self._filler_of(ScaledSquaredDistances(right if X is Y else times_ratios(X, lengths, -1.0), columns))
+            return self._filler_of(
+                ScaledSquaredDistances(right if X is Y else times_ratios(X, length_scales, -1.0), columns)
+            )
 
         return filler
 
@@ -245,10 +247,10 @@ class Matern(WithLengths):
 
 
 def moderate_lengths(length_scale: object) -> Scales:
-    """Checked lengths whose squares float64 represents."""
+    """Checked length scales whose squares float64 represents."""
     checked = scales_of(length_scale, "length_scale")
-    lengths = np.atleast_1d(checked)
-    if not MIN_LENGTH <= lengths.min() <= lengths.max() <= 1 / MIN_LENGTH:
+    length_scales = np.atleast_1d(checked)
+    if not MIN_LENGTH <= length_scales.min() <= length_scales.max() <= 1 / MIN_LENGTH:
         raise InputError(
             f"length_scale is {shown(checked)}; expected numbers from {MIN_LENGTH:g} to {1 / MIN_LENGTH:g}, whose "
             f"squares float64 represents"
@@ -257,7 +259,7 @@ def moderate_lengths(length_scale: object) -> Scales:
 
 
 class DistanceColumns:
-    """What follows from the rows of Y alone in s ‖x − z‖² (see `ScaledSquaredDistances`)."""
+    """Arrays of the rows of Y alone in s ‖x − z‖² (see `ScaledSquaredDistances`)."""
 
     def __init__(self, Y: Block, scale: float, dtype: np.dtype[Any]) -> None:
         self.Y, self.scale, self.dtype = Y, scale, dtype
@@ -311,8 +313,8 @@ class ScaledSquaredDistances:
     def fill(self, rows: slice, columns: slice, out: FloatArray) -> float:
         """Write s ‖x − z‖², up to the sign of rounding near zero, and return `largest` of the strip.
 
-        Entries are products, wrong by up to `error` times their size. ∞ means that rows are so long that products might
-        overflow, and that all entries are from differences.
+        Entries are products, wrong by up to `error` times their size. ∞ means that products might overflow,
+        and that all entries are from differences.
         """
         largest = self.largest(rows, columns)
         if not largest <= self.max_size:
@@ -412,11 +414,11 @@ def squares_of(squares: ScaledSquaredDistances, near: float, offset: float = 0.0
 def _with_moderate_scale(X: Block, Y: Block, scale: float) -> tuple[Block, Block, float]:
     """Rows times 2ᵏ and s 4⁻ᵏ, with k = 0 unless s is beyond 2^±200; no digit changes."""
     exponent = frexp(scale)[1]
-    if abs(exponent) <= MAX_EXPONENT:
+    if abs(exponent) <= MAX_SCALE_EXPONENT:
         return X, Y, scale
     # Rows that are not small need no larger numbers, and might overflow.
     largest = max(float(abs(rows).max()) if min(rows.shape) else 0.0 for rows in (X, Y))
-    half = min(exponent // 2, MAX_EXPONENT - frexp(largest)[1])
+    half = min(exponent // 2, MAX_SCALE_EXPONENT - frexp(largest)[1])
     if exponent > 0 and half <= 0:
         return X, Y, scale
     left = times_powers_of_two(X, half)
@@ -424,7 +426,7 @@ def _with_moderate_scale(X: Block, Y: Block, scale: float) -> tuple[Block, Block
 
 
 def _strips(rows: slice, out: FloatArray) -> Iterator[tuple[slice, FloatArray]]:
-    """Cut a piece into strips, so that what is done to single entries takes little memory."""
+    """Cut a large strip into smaller ones, so that what is done to single entries takes little memory."""
     height = max(1, STRIP_ENTRIES // max(out.shape[1], 1))
     for top in range(0, len(out), height):
         strip = out[top : top + height]

@@ -22,8 +22,8 @@ TRIGONOMETRIC_SECONDS = 10e-9
 """Seconds of a cosine or a sine (measured on strips in cache: 9 to 11 ns)."""
 
 BLOCK_FREQUENCIES = 1024
-BLOCK_ENTRIES = 2**21
-"""Frequencies are drawn by blocks of at most so many entries (16 MiB), so that D · d is never in memory at once.
+FREQUENCY_BLOCK_ENTRIES = 2**21
+"""Most entries of a block of frequencies (16 MiB): they are drawn by blocks, so that D · d is never in memory at once.
 Saved models depend on both numbers."""
 BLOCKS_KEPT = 16
 """Blocks of frequencies that are kept for the next rows (at most 256 MiB); others are drawn again."""
@@ -127,7 +127,7 @@ class RandomFourier(FeatureMap):
 
 def _block_width(n_features: int) -> int:
     """Frequencies of a block."""
-    return max(1, min(BLOCK_FREQUENCIES, BLOCK_ENTRIES // n_features))
+    return max(1, min(BLOCK_FREQUENCIES, FREQUENCY_BLOCK_ENTRIES // n_features))
 
 
 @lru_cache(maxsize=BLOCKS_KEPT)

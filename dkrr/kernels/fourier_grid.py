@@ -39,16 +39,16 @@ from dkrr.kernels.map_base import Array, FeatureMap, as_base, dense_rows
 from dkrr.kernels.nonuniform import Complex, Transform, check_available, transform_bytes
 from dkrr.text import plural
 
-MAX_COLUMNS = 3
+MAX_GRID_COLUMNS = 3
 MAX_MODES = 2**20
 """Most waves of a box whose weights are computed at all, those of the doubled grid not counted."""
 MAX_REACH = 1e7
 """Largest length of a box in lengths of the kernel, 1/√γ, whose waves are counted."""
 IMAGES = 3
 """Images of the kernel on either side that count as aliasing; those beyond are smaller than any double."""
-ROUNDING = 1e-15
+SERIES_ROUNDING = 1e-15
 """Error relative to k(x, x) that rounding leaves in any entry."""
-BLOCK_ROWS = 2**20
+MAX_TRANSFORMED_ROWS = 2**20
 """Most rows that are transformed together."""
 
 
@@ -98,7 +98,7 @@ def grid_columns(kernel: Kernel, n_features: int) -> tuple[int, ...]:
     """Numbers of the columns that a grid for this kernel has; empty where there is none."""
     terms = gaussian_terms(kernel, n_features) or []
     columns = tuple(sorted({c for term in terms for c in term.gammas}))
-    return columns if len(columns) <= MAX_COLUMNS else ()
+    return columns if len(columns) <= MAX_GRID_COLUMNS else ()
 
 
 class Waves(NamedTuple):
@@ -171,7 +171,7 @@ class FourierGrid(FeatureMap):
     is_transform: ClassVar[bool] = True
 
     base: Kernel
-    error: float = ROUNDING
+    error: float = SERIES_ROUNDING
     box: Any = None
     doubled: bool = field(default=False, kw_only=True)
 
@@ -226,13 +226,13 @@ class FourierGrid(FeatureMap):
             If the kernel has no such features.
         """
         columns = grid_columns(self.base, n_features)
-        if not columns and isinstance(self.base, Matern) and n_features <= MAX_COLUMNS:
+        if not columns and isinstance(self.base, Matern) and n_features <= MAX_GRID_COLUMNS:
             columns = tuple(range(n_features))
         if not columns:
             raise InputError(
                 f"base of FourierGrid is {self.base!r}, and X has {plural(n_features, 'column')}; expected an RBF "
-                f"kernel of at most {MAX_COLUMNS} columns (dkrr.kernels.Columns takes some of many), sums, products "
-                f"and multiples of such kernels, or a Matern kernel"
+                f"kernel of at most {MAX_GRID_COLUMNS} columns (dkrr.kernels.Columns takes some of many), sums, "
+                f"products and multiples of such kernels, or a Matern kernel"
             )
         return columns
 
@@ -373,11 +373,6 @@ class FourierZones(FeatureMap):
     def held_bytes(self, n_features: int) -> int:
         return self.inside.held_bytes(n_features) + self.near.held_bytes(n_features)
 
-    def is_inside(self, x: Array) -> npt.NDArray[np.bool_]:
-        """Which rows are in the box, of shape (n,)."""
-        grid = self.inside.grid(x.shape[1])
-        return np.asarray(grid.is_in_limits(grid.away(x)).all(axis=1))
-
     def zones(self, x: Array) -> Iterator[Zone]:
         """Zones that have rows, but for that where all terms of the kernel are 0.
 
@@ -425,7 +420,7 @@ class FourierZones(FeatureMap):
 
 def row_blocks(n: int) -> list[slice]:
     """Rows that are transformed together."""
-    return [slice(k, min(k + BLOCK_ROWS, n)) for k in range(0, n, BLOCK_ROWS)]
+    return [slice(k, min(k + MAX_TRANSFORMED_ROWS, n)) for k in range(0, n, MAX_TRANSFORMED_ROWS)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -447,7 +442,7 @@ class Grid:
     frequencies: Array
     """j, of shape (h, d), as numbers for products."""
     scale: Array
-    """What cosines and sines are multiplied by, (D,)."""
+    """Factors of the cosines and sines, (D,)."""
     bound: float
     """Largest |φ(x)ᵀφ(z) − k(x, z)| in the box."""
     unit: float
@@ -507,7 +502,7 @@ class Grid:
         return np.asarray(away * (2 * pi / self.periods))
 
     def is_quicker_formed(self, n_rows: int) -> bool:
-        """Whether features of so few rows take less time than a transform."""
+        """Whether features of `n_rows` rows take less time than a transform."""
         return n_rows * self.dimension <= 8 * prod(self.n_modes) + 4096
 
     @cached_property
@@ -543,7 +538,7 @@ class Series(NamedTuple):
 
     periods: Array
     weights: Array
-    """Of all modes of a box, of shape n_modes."""
+    """Weights of all modes of a box, of shape n_modes."""
     error: float
     """Aliasing in the box of the rows, and weights of modes that are not in that of the modes."""
     unit: float
@@ -599,7 +594,7 @@ def _refuse_many(phi: FourierGrid, columns: tuple[int, ...], most: Sequence[int]
 
 
 def _refuse_long(phi: FourierGrid, columns: tuple[int, ...], reaches: Array) -> None:
-    """Raise InputError if the box is so long beside the lengths of the kernel that waves are not even counted."""
+    """Raise InputError if the box is longer than MAX_REACH lengths of the kernel, where waves are not counted."""
     if not (reaches <= MAX_REACH).all():
         k = int(np.argmax(~(reaches <= MAX_REACH)))
         raise InputError(
@@ -650,7 +645,7 @@ def _matern_series(phi: FourierGrid, columns: tuple[int, ...], lengths: list[flo
     while (alias := float(values(np.maximum(np.abs(others) * (extents + gap) - extents, 0.0)).sum())) > share:
         gap *= 1.02
     periods = extents + gap
-    beyond = 2 * nu * (1.0 / betaincinv(nu, d / 2, share) - 1.0)  # ρ² of which so much weight lies beyond
+    beyond = 2 * nu * (1.0 / betaincinv(nu, d / 2, share) - 1.0)  # ρ² beyond which this share of the weight lies
     most = np.ceil(sqrt(beyond) * periods / (2 * pi)).astype(int)
     _refuse_many(phi, columns, most.tolist())
     periods, most = factor * periods, factor * most

@@ -13,7 +13,7 @@ from dkrr.kernels import map_base
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import Block, is_sparse
 from dkrr.kernels.dot import Linear, Polynomial
-from dkrr.kernels.map_base import COPY_SECONDS, Array, FeatureMap
+from dkrr.kernels.map_base import ENTRY_COPY_SECONDS, Array, FeatureMap
 from dkrr.kernels.maps import ConcatenatedMap, IdentityMap, PolynomialMap
 
 _PARTS = ConcatenatedMap(IdentityMap(), PolynomialMap(degree=2, gamma=1.0, coef0=0.0))
@@ -43,7 +43,7 @@ class InteractionMap(FeatureMap):
         return _PARTS.dimension(n_features)
 
     def entry_seconds(self, n_features: int) -> float:  # noqa: ARG002
-        return 2 * COPY_SECONDS
+        return 2 * ENTRY_COPY_SECONDS
 
     def kernel(self) -> Kernel:
         return Linear() + Polynomial(degree=2, gamma=1.0, coef0=0.0)
@@ -89,8 +89,8 @@ class InteractionMap(FeatureMap):
 
 
 def _strips(X: Block) -> Iterator[tuple[slice, Array]]:
-    """Yield dense rows in float64, so few at a time that a temporary of their size is small."""
-    height = max(1, map_base.PRODUCT_ENTRIES // X.shape[1])
+    """Yield dense rows in float64, a few at a time, so that a temporary of their size is small."""
+    height = max(1, map_base.MAX_FEATURE_ENTRIES // X.shape[1])
     for top in range(0, X.shape[0], height):
         rows = slice(top, min(top + height, X.shape[0]))
         yield rows, np.ascontiguousarray(X[rows], np.float64)
@@ -110,7 +110,7 @@ def _strips_of_pairs(X: Any) -> Iterator[slice]:
     before = np.concatenate([[0], np.cumsum(stored * (stored + 1) // 2)])
     top = 0
     while top < len(stored):
-        stop = int(np.searchsorted(before, before[top] + map_base.PRODUCT_ENTRIES, side="right")) - 1
+        stop = int(np.searchsorted(before, before[top] + map_base.MAX_FEATURE_ENTRIES, side="right")) - 1
         yield slice(top, max(top + 1, stop))
         top = max(top + 1, stop)
 

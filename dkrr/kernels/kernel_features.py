@@ -147,7 +147,7 @@ _MAPS: dict[type, Callable[[Any, int], FeatureMap | None]] = {
     Sum: _of_sum,
     Normalized: _of_normalized,
 }
-"""What makes the feature map of a kernel, and None where its settings allow none, by the class of the kernel."""
+"""Function for each class of kernels that makes its feature map, or returns None where its settings allow none."""
 
 
 def is_drawn(kernel: Kernel) -> bool:

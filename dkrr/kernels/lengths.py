@@ -20,7 +20,7 @@ from dkrr.text import plural
 
 Array: TypeAlias = npt.NDArray[np.float64]
 Scales: TypeAlias = float | Sequence[float]
-"""One number for all columns, or one for each, which kernels hold as a tuple."""
+"""Number for all columns, or one number for each, which kernels hold as a tuple."""
 
 
 class WithLengths(Kernel):
@@ -113,7 +113,7 @@ class WithLengths(Kernel):
 
 
 def scales_of(values: object, name: str) -> Scales:
-    """One number above 0, or a tuple of them from a sequence with one for each column; else InputError."""
+    """Check a number above 0, or a sequence with one for each column, which becomes a tuple; else InputError."""
     if isinstance(values, np.ndarray):
         values = values.tolist()
     if not isinstance(values, list | tuple):

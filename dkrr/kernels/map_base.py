@@ -17,14 +17,14 @@ from dkrr.kernels.blocks import STRIP_COLUMNS, STRIP_ROWS, Block, Fill, FloatArr
 from dkrr.kernels.custom import identity_of_class, is_builtin, qualified_name
 from dkrr.kernels.names import as_kernel
 
-COPY_SECONDS = 1.6e-9
+ENTRY_COPY_SECONDS = 1.6e-9
 """Seconds of an entry that is copied, and centred or weighted afterwards, measured in blocks of 64 MiB."""
 GEMM_FLOPS = 55e9
 """Rate of matrix products on the core that the other times of an entry were measured on."""
-PRODUCT_ENTRIES = 2**22
+MAX_FEATURE_ENTRIES = 2**22
 """Entries of Φ that a product with it has in memory at once (32 MiB)."""
-BLOCK_ROWS = 1024
-"""Rows of the blocks in which dkrr calls kernels: so many entries share the features of a row."""
+KERNEL_CALL_ROWS = 1024
+"""Rows of the blocks in which dkrr calls kernels: this number of entries shares the features of a row."""
 OWN_CLASS = "own"
 """Tag in the description of a map whose class is the user's own."""
 
@@ -95,7 +95,7 @@ class FeatureMap(Parameters):
         float
             Seconds.
         """
-        return COPY_SECONDS
+        return ENTRY_COPY_SECONDS
 
     is_identity: ClassVar[bool] = False
     """φ(x) = x."""
@@ -273,7 +273,7 @@ class FeatureMap(Parameters):
     def _column_blocks(self, X: Block) -> list[slice]:
         """Blocks of columns of Φ that are in memory at once; none if X has no rows."""
         dimension = self.dimension(X.shape[1])
-        width = max(STRIP_COLUMNS, PRODUCT_ENTRIES // max(X.shape[0], 1))
+        width = max(STRIP_COLUMNS, MAX_FEATURE_ENTRIES // max(X.shape[0], 1))
         return [slice(k, min(k + width, dimension)) for k in range(0, dimension if X.shape[0] else 0, width)]
 
     @abstractmethod
@@ -333,7 +333,7 @@ class MapKernel(Kernel):
 
     def nominal_seconds(self, n_features: int) -> float:
         """See base class: an entry costs a product, and its share of the features of two blocks of rows."""
-        features = 2.0 / BLOCK_ROWS * self.base.entry_seconds(n_features)
+        features = 2.0 / KERNEL_CALL_ROWS * self.base.entry_seconds(n_features)
         return self.entry_seconds + self.base.dimension(n_features) * (self.column_seconds + features)
 
     def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:

@@ -1,4 +1,4 @@
-"""From names and scikit-learn's arguments to kernels."""
+"""Kernels made of names and of scikit-learn's arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dkrr.kernels.lengths import scales_of
 from dkrr.kernels.registry import NAMED
 from dkrr.text import near_names
 
-DEFAULTS = {"gamma": None, "degree": 3, "coef0": 1}
+SETTING_DEFAULTS = {"gamma": None, "degree": 3, "coef0": 1}
 """scikit-learn's settings of named kernels, taken by those that have a parameter of this name."""
 
 OTHER_NAMES = {
@@ -79,7 +79,7 @@ def as_kernel(
 
 def kernel_of(kernel: object, *, kernel_params: Mapping[str, Any] | None = None, **given: Any) -> Kernel:
     """The kernel of `as_kernel`, without its warning: gamma, degree and coef0 that are not given are the defaults."""
-    common, settings = DEFAULTS | given, _checked_params(kernel_params)
+    common, settings = SETTING_DEFAULTS | given, _checked_params(kernel_params)
     gamma, degree, coef0 = common.values()
     if isinstance(gamma, str):
         raise InputTypeError(
@@ -151,14 +151,14 @@ def refuse_twice(given: Mapping[str, object], kernel_params: Mapping[str, Any]) 
 
 def is_given(name: str, value: object) -> bool:
     """Whether a value of gamma, degree or coef0 is not the default."""
-    default = DEFAULTS[name]
+    default = SETTING_DEFAULTS[name]
     return value is not default and (default is None or value != default)
 
 
 def taken_by(kernel: object) -> tuple[str, ...]:
-    """Those of gamma, degree and coef0 that a kernel of `as_kernel` takes."""
+    """Names among gamma, degree and coef0 that a kernel of `as_kernel` takes."""
     known = parameters(NAMED[kernel]) if isinstance(kernel, str) and kernel in NAMED else ()
-    return tuple(name for name in DEFAULTS if name in known)
+    return tuple(name for name in SETTING_DEFAULTS if name in known)
 
 
 def warn_of_unused(given: Mapping[str, Any], *, stacklevel: int) -> None:
@@ -174,7 +174,7 @@ def warn_of_unused(given: Mapping[str, Any], *, stacklevel: int) -> None:
     kernels = list(given["kernel"]) if is_list(given["kernel"]) else [given["kernel"]]
     if not all(isinstance(kernel, str) for kernel in kernels):
         return
-    unused = {name: given[name] for name in DEFAULTS if _is_unused(name, given[name], kernels)}
+    unused = {name: given[name] for name in SETTING_DEFAULTS if _is_unused(name, given[name], kernels)}
     if not unused:
         return
     are, them = ("is", "it") if len(unused) == 1 else ("are", "them")
@@ -184,7 +184,7 @@ def warn_of_unused(given: Mapping[str, Any], *, stacklevel: int) -> None:
     remedy = ""
     if len(kernels) == 1:
         which = f"the kernel {kernels[0]!r} does not have {them}"
-        if own := sorted(parameters(NAMED[kernels[0]]).keys() - DEFAULTS):
+        if own := sorted(parameters(NAMED[kernels[0]]).keys() - SETTING_DEFAULTS):
             params = ", ".join(f'"{parameter}": ...' for parameter in own)
             remedy = f"; its own: kernel_params={{{params}}} (--kernel-param {own[0]}=...)"
     warnings.warn(
@@ -199,7 +199,7 @@ def _is_unused(name: str, value: object, kernels: list[Any]) -> bool:
     return (is_list(value) or is_given(name, value)) and not any(name in taken_by(kernel) for kernel in kernels)
 
 
-SEARCHED = ("kernel", *DEFAULTS)
+SEARCHED = ("kernel", *SETTING_DEFAULTS)
 """Arguments whose lists are candidates of a search."""
 
 
@@ -233,7 +233,7 @@ def candidate_grid(given: Mapping[str, Any], kernel_params: Any) -> list[dict[st
         is_named = isinstance(kernel, str)
         return _combined({name: lists[name] for name in lists if not is_named or name in taken_by(kernel)})
     kernels = lists["kernel"]
-    for name, default in DEFAULTS.items():
+    for name, default in SETTING_DEFAULTS.items():
         if _is_unused(name, given[name], kernels) and not all(isinstance(kernel, str) for kernel in kernels):
             raise InputError(
                 f"{name} is {shown(given[name])}, which none of the kernels {shown(kernels)} has; expected "
@@ -272,7 +272,7 @@ def _refuse_given(function: str, common: dict[str, Any]) -> None:
         if is_given(name, value):
             raise InputError(
                 f"{name} is {shown(value)}, which the kernel {function} does not have; expected "
-                f'{name}={DEFAULTS[name]!r}, or kernel_params={{"{name}": ...}}, which the function is given'
+                f'{name}={SETTING_DEFAULTS[name]!r}, or kernel_params={{"{name}": ...}}, which the function is given'
             )
 
 

@@ -14,9 +14,9 @@ from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import STRIP_COLUMNS, Block, FloatArray, as_rows, checksum
 from dkrr.kernels.map_base import GEMM_FLOPS, Array, FeatureMap, as_base
 
-STRIP_ENTRIES = 2**21
+GRAM_STRIP_ENTRIES = 2**21
 """Entries of k(x, C) in memory at once (16 MiB)."""
-MAX_STRIP_ROWS = 512
+GRAM_STRIP_ROWS = 512
 
 Pivots = Literal["rpcholesky", "uniform"]
 
@@ -187,7 +187,7 @@ class NystroemMap(FeatureMap):
 
 def strip_rows(n_centres: int) -> int:
     """Rows whose kernel with the centres is in memory at once."""
-    return max(1, min(MAX_STRIP_ROWS, STRIP_ENTRIES // max(n_centres, 1)))
+    return max(1, min(GRAM_STRIP_ROWS, GRAM_STRIP_ENTRIES // max(n_centres, 1)))
 
 
 def entry_seconds(base: Kernel, n_centres: int, n_features: int) -> float:

@@ -33,13 +33,13 @@ from dkrr.kernels.graph_partitions import Floats, Groups, Quotients, quotients, 
 from dkrr.kernels.graphs import Integers, encode_graphs
 
 # Nodes and edges of products that are worked on at once: few enough to stay in cache.
-PRODUCT_ENTRIES = 2**16
+MAX_PRODUCT_ENTRIES = 2**16
 
 # Bound of the relative error of a sum at which its conjugate gradients stop.
 SUM_TOLERANCE = 1e-14
 # Residual of the system of a graph with itself, relative to its right-hand side: its solution is a certificate.
 OWN_TOLERANCE = 1e-12
-MAX_ITERATIONS = 50_000
+MAX_WALK_ITERATIONS = 50_000
 
 # Up to this many nodes the spectral radius for a message is computed densely.
 DENSE_NODES = 500
@@ -73,7 +73,7 @@ def products(g: Integers, h: Integers, left: Quotients, right: Quotients, decay:
     first = 0
     while first < len(g):
         before = total[first] - entries[first]
-        stop = max(first + 1, int(np.searchsorted(total, before + PRODUCT_ENTRIES, side="right")))
+        stop = max(first + 1, int(np.searchsorted(total, before + MAX_PRODUCT_ENTRIES, side="right")))
         some = slice(*np.searchsorted(pair, [first, stop]))
         joined = slice(*np.searchsorted(edge_pair, [first, stop]))
         if some.start < some.stop:
@@ -155,7 +155,7 @@ def moments(matrix: sp.csr_array, starts: Floats, firsts: Integers, steps: int) 
     return sums
 
 
-def solved(found: Products, gaps: Floats | None) -> tuple[Floats, Floats]:
+def walk_sums(found: Products, gaps: Floats | None) -> tuple[Floats, Floats]:
     """bᵀ (I - M)⁻¹ b of each diagonal block, and the solutions if no gaps are given.
 
     The error of the sum after some steps is the squared error of the solution in the energy norm, thus at most
@@ -170,7 +170,7 @@ def solved(found: Products, gaps: Floats | None) -> tuple[Floats, Floats]:
     enough = OWN_TOLERANCE**2 * squares if gaps is None else SUM_TOLERANCE * gaps
     solution, place = np.zeros(len(residual) if gaps is None else 0), np.arange(len(residual))
     going = np.ones(len(live), dtype=bool)
-    for _ in range(MAX_ITERATIONS):
+    for _ in range(MAX_WALK_ITERATIONS):
         image = direction - matrix @ direction
         curvature = np.add.reduceat(direction * image, firsts)
         definite = curvature > 0
@@ -205,7 +205,7 @@ def certified(found: Products) -> tuple[Floats, Floats]:
     (I - M) x = b > 0 makes this less than 1 if the radius is, and if it is not, no x does.
     """
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        sums, solution = solved(found, None)
+        sums, solution = walk_sums(found, None)
         ratios = np.where(solution > 0, (found.matrix @ solution) / solution, np.inf)
     rates = np.maximum.reduceat(ratios, found.firsts)
     return sums, np.where(np.isfinite(sums), rates, np.inf)
@@ -343,7 +343,7 @@ class ProductWalks(CommonWalks):
                 row, column = g[found.pairs], h[found.pairs]
                 if self.steps is None:
                     # Radii of products are at most the geometric means, as are the numbers of walks.
-                    sums, _ = solved(found, 1 - np.sqrt(rates[row] * others[column]))
+                    sums, _ = walk_sums(found, 1 - np.sqrt(rates[row] * others[column]))
                 else:
                     sums = moments(found.matrix, found.starts, found.firsts, self.steps).sum(axis=0)
                 out[row - rows.start, column - columns.start] = sums
@@ -402,7 +402,7 @@ def _infinite_sum(decay: float, radii: Floats, graphs: Integers, name: str) -> I
 
 
 # At the peak, for a node or an edge of a product, for a pair, and for a graph of about 30 nodes and edges.
-ENTRY_BYTES = 100
+PRODUCT_ENTRY_BYTES = 100
 PAIR_BYTES = 512
 GRAPH_BYTES = 16 * 1024
 
@@ -511,8 +511,12 @@ class RandomWalk(Kernel):
         The number of columns does not matter here. Graphs many times larger take more in proportion, and a single pair
         takes what its product needs.
         """
-        pieces = ENTRY_BYTES * PRODUCT_ENTRIES + PAIR_BYTES * MATCHED_PAIRS + self._strip_buffers * 8 * STRIP_ENTRIES
-        return GRAPH_BYTES * (n_rows + n_columns) + pieces + FIXED_WORKSPACE_BYTES
+        sums_bytes = (
+            PRODUCT_ENTRY_BYTES * MAX_PRODUCT_ENTRIES
+            + PAIR_BYTES * MATCHED_PAIRS
+            + self._strip_buffers * 8 * STRIP_ENTRIES
+        )
+        return GRAPH_BYTES * (n_rows + n_columns) + sums_bytes + FIXED_WORKSPACE_BYTES
 
     def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
         walks = common_walks(X, Y, self.decay, self.max_length)

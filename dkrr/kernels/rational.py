@@ -65,7 +65,7 @@ class RationalQuadratic(WithLengths):
     _takes_csr: ClassVar[bool] = True
     _row_copies: ClassVar[int] = 2
     _strip_buffers: ClassVar[int] = 8
-    _piece_buffers: ClassVar[int | None] = 0
+    _large_strip_buffers: ClassVar[int | None] = 0
     _kept_copies: ClassVar[int] = 1
     _of_columns: ClassVar[str] = "length_scale"
 
@@ -91,8 +91,8 @@ class RationalQuadratic(WithLengths):
 
     def length_slopes(self, n_features: int) -> tuple[Kernel, Array]:
         # dk / d log ℓₖ = (1 + u)^−(a + 1) (xₖ − zₖ)² / ℓₖ², with the same u = Σ (xₖ − zₖ)² / (2 a ℓₖ²).
-        lengths = np.asarray(self.length_scale) * sqrt(self.alpha / (self.alpha + 1.0))
-        return RationalQuadratic(length_scale=lengths.tolist(), alpha=self.alpha + 1.0), 1.0 / self.lengths(
+        length_scales = np.asarray(self.length_scale) * sqrt(self.alpha / (self.alpha + 1.0))
+        return RationalQuadratic(length_scale=length_scales.tolist(), alpha=self.alpha + 1.0), 1.0 / self.lengths(
             n_features
         ) ** 2
 
@@ -100,12 +100,14 @@ class RationalQuadratic(WithLengths):
         return self._block_writers(Y, dtype)(X)
 
     def _block_writers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
-        lengths = self.length_scale
-        right = times_ratios(Y, lengths, -1.0)
-        columns = DistanceColumns(right, 0.5 / self.alpha / reference(lengths, -1.0) ** 2, dtype)
+        length_scales = self.length_scale
+        right = times_ratios(Y, length_scales, -1.0)
+        columns = DistanceColumns(right, 0.5 / self.alpha / reference(length_scales, -1.0) ** 2, dtype)
 
         def filler(X: Block) -> Fill:
-            return self._filler_of(ScaledSquaredDistances(right if X is Y else times_ratios(X, lengths, -1.0), columns))
+            return self._filler_of(
+                ScaledSquaredDistances(right if X is Y else times_ratios(X, length_scales, -1.0), columns)
+            )
 
         return filler
 

@@ -15,9 +15,9 @@ from dkrr.kernels import multisets
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import Block, squared_norms
 from dkrr.kernels.dot import MAX_DEGREE, TaylorRBF
-from dkrr.kernels.map_base import COPY_SECONDS, Array, FeatureMap
+from dkrr.kernels.map_base import ENTRY_COPY_SECONDS, Array, FeatureMap
 
-MAX_FEATURES = 100_000
+MAX_TAYLOR_FEATURES = 100_000
 """Most features of a map that `TaylorMap.for_error` returns, unless it is asked for more."""
 
 
@@ -83,7 +83,7 @@ class TaylorMap(FeatureMap):
         radius: float,
         n_features: int,
         gamma: float | None = None,
-        most_features: int = MAX_FEATURES,
+        most_features: int = MAX_TAYLOR_FEATURES,
     ) -> TaylorMap:
         """Map of least degree whose inner products are within `error` of the RBF kernel.
 
@@ -157,7 +157,7 @@ class TaylorMap(FeatureMap):
 
     def entry_seconds(self, n_features: int) -> float:  # noqa: ARG002
         # A monomial takes a factor, and its root, for each degree.
-        return COPY_SECONDS + 2.0e-9 * self.degree
+        return ENTRY_COPY_SECONDS + 2.0e-9 * self.degree
 
     def dimension(self, n_features: int) -> int:
         return multisets.count(n_features + 1, self.degree)

@@ -23,7 +23,7 @@ from dkrr.kernels.custom import (
 from dkrr.kernels.map_base import Array, FeatureMap
 from dkrr.text import plural
 
-FEATURE_SECONDS = 20e-9
+USER_FEATURE_SECONDS = 20e-9
 """Seconds of a feature: a guess, as a user's function is unknown before it has run."""
 
 
@@ -82,7 +82,7 @@ class CallableMap(FeatureMap):
         return whole(self.size(n_features), f"the size of {self._subject}", 1) if callable(self.size) else self.size
 
     def entry_seconds(self, n_features: int) -> float:  # noqa: ARG002
-        return FEATURE_SECONDS
+        return USER_FEATURE_SECONDS
 
     def held_bytes(self, n_features: int) -> int:
         # The function's result for a strip of rows, and a copy; its own memory is unknown.

@@ -4,6 +4,6 @@ TASK_MODULES = (
     "dkrr.linalg.cholesky",
     "dkrr.linalg.residual",
     "dkrr.linalg.preconditioners",
-    "dkrr.linalg.passes",
+    "dkrr.linalg.likelihood_passes",
 )
 """Modules that import all libraries that tasks need: workers import them before anything is planned or timed."""

@@ -12,11 +12,11 @@ The dtype of the stored factor decides the arithmetic. A factor in float32 takes
 about half the time of one in float64.
 
 One task to a tile leaves workers idle: near the end few tiles are left and their sums are the longest. So the sum may
-be cut into parts of some tile columns, each a separate task; all but the last write S, unfinished, to a separate
+be cut into updates by some tile columns, each a separate task; all but the last write S, unfinished, to a separate
 store (write-once as well), which the next one begins from.
 
 In the memory of one process the same tasks run in threads. Tiles are computed where they lie (also S, between
-parts), so that a task must not run twice there.
+updates), so that a task must not run twice there.
 
 Tasks are integers: which tile columns each subtracts, and what it waits for. The next panel is read, and the last one
 written, while the current one is being multiplied.
@@ -44,12 +44,12 @@ from dkrr.store.matrix import padded_width
 
 @dataclass(frozen=True)
 class TileStep:
-    """One task of the factorisation: some tile columns of the sum of tile (i, j), and after the last the tile."""
+    """Task of the factorisation: some tile columns of the sum of tile (i, j), and after the last the tile."""
 
     i: int
     j: int
-    part: int
-    """Number of this part among those of the tile."""
+    update: int
+    """Number of this update among those of the tile."""
     columns: range
     """Tile columns that it subtracts."""
     is_last: bool
@@ -57,12 +57,12 @@ class TileStep:
     @property
     def key(self) -> str:
         """Name of the task."""
-        return tile_key(self.i, self.j) if self.is_last else f"S-{self.i}-{self.j}-{self.part}"
+        return tile_key(self.i, self.j) if self.is_last else f"S-{self.i}-{self.j}-{self.update}"
 
     @property
     def depends(self) -> tuple[str, ...]:
         """Names of the tasks before it. The tiles left of those named are done when they are."""
-        names = [f"S-{self.i}-{self.j}-{self.part - 1}"] if self.part else []
+        names = [f"S-{self.i}-{self.j}-{self.update - 1}"] if self.update else []
         if self.columns:
             newest = self.columns[-1]
             names += [tile_key(self.i, newest)] + ([tile_key(self.j, newest)] if self.i != self.j else [])
@@ -101,21 +101,25 @@ def tile_steps(n_tiles: int, columns_per_task: int) -> Iterator[TileStep]:
         Tile columns that one task subtracts; 0 means all.
     """
     for j in range(n_tiles):
-        n_parts = n_update_parts(j, columns_per_task)
+        count = n_updates(j, columns_per_task)
         for i in range(j, n_tiles):
-            for part in range(n_parts):
-                is_last = part == n_parts - 1
+            for update in range(count):
+                is_last = update == count - 1
                 yield TileStep(
-                    i, j, part, range(part * columns_per_task, j if is_last else (part + 1) * columns_per_task), is_last
+                    i,
+                    j,
+                    update,
+                    range(update * columns_per_task, j if is_last else (update + 1) * columns_per_task),
+                    is_last,
                 )
 
 
 def n_tasks(n_tiles: int, columns_per_task: int) -> int:
     """Tasks of a factorisation."""
-    return sum((n_tiles - j) * n_update_parts(j, columns_per_task) for j in range(n_tiles))
+    return sum((n_tiles - j) * n_updates(j, columns_per_task) for j in range(n_tiles))
 
 
-def n_update_parts(j: int, columns_per_task: int) -> int:
+def n_updates(j: int, columns_per_task: int) -> int:
     """Tasks to a tile of column j."""
     return max(1, -(-j // columns_per_task)) if columns_per_task else 1
 
@@ -126,7 +130,7 @@ N_SLOTS = 2
 
 @cache
 def writer() -> ThreadPoolExecutor:
-    """One thread that writes finished panels: writing waits for the disk more than it computes."""
+    """Thread that writes finished panels: writing waits for the disk more than it computes."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="dkrr-write")
 
 
@@ -208,8 +212,8 @@ def cholesky_tasks(system: TiledSystem) -> list[Task]:
     tasks = []
     for step in tile_steps(system.grid.n_tiles, system.columns_per_task):
         tile = (step.i, step.j)
-        # A part is done if it or any later one is.
-        if tile in done or any(tile in later for later in summed[step.part :]):
+        # An update is done if it or any later one is.
+        if tile in done or any(tile in later for later in summed[step.update :]):
             continue
         depends = step.depends + tuple(tile_key(i, j) for i, j in sorted(holes) if _reads(step, i, j))
         flops = step.flops(system.grid)
@@ -235,7 +239,7 @@ def _reads(step: TileStep, i: int, j: int) -> bool:
 
 
 def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
-    """Task: subtract one part of the sum of a tile; after the last one compute the tile of L and write it.
+    """Task: subtract one update of the sum of a tile; after the last one compute the tile of L and write it.
 
     Raises
     ------
@@ -247,11 +251,11 @@ def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
     grid, matrix, i, j = system.grid, system.factor, step.i, step.j
     tile = matrix.tile_buffer(i, j)
     _begin(meter, system, step, tile)
-    stretches = matrix.stretches(step.columns)
+    column_ranges = matrix.column_strips(step.columns)
     left = [matrix.panel_buffer() for _ in range(N_SLOTS)]
     right = left if i == j else [matrix.panel_buffer() for _ in range(N_SLOTS)]
 
-    for (a, n_a), (b, n_b) in _panels_of_both(meter, matrix, step, stretches, (left, right)):
+    for (a, n_a), (b, n_b) in _panels_of_both(meter, matrix, step, column_ranges, (left, right)):
         meter.bytes_read += n_a + n_b
         if i != j:
             with meter.time("gemm"):
@@ -260,7 +264,7 @@ def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
             with meter.time("syrk"):
                 blas.syrk(tile, a, alpha=-1.0, beta=1.0)
     if not step.is_last:
-        _write(meter, system.partial[step.part], step, tile)
+        _write(meter, system.partial[step.update], step, tile)
     elif i == j:
         _factor_diagonal(meter, grid, j, tile)
         if isinstance(matrix, MemoryMatrix):
@@ -276,13 +280,13 @@ def _panels_of_both(
     meter: Meter,
     matrix: Matrix,
     step: TileStep,
-    stretches: Sequence[slice],
+    column_ranges: Sequence[slice],
     buffers: tuple[list[blas.Array], list[blas.Array]],
 ) -> Iterator[tuple[tuple[blas.Array, int], tuple[blas.Array, int]]]:
-    """Panels of rows i and j in each stretch, and bytes read for them."""
+    """Panels of rows i and j in each range of columns, and bytes read for them."""
 
     def load(row: int, own: list[blas.Array], k: int, slot: int) -> tuple[blas.Array, int]:
-        return matrix.read_stretch(row, stretches[k], own[slot])
+        return matrix.read_strip(row, column_ranges[k], own[slot])
 
     def load_both(k: int, slot: int) -> tuple[tuple[blas.Array, int], tuple[blas.Array, int]]:
         a = load(step.i, buffers[0], k, slot)
@@ -290,19 +294,19 @@ def _panels_of_both(
 
     if matrix.is_remote and step.i != step.j:  # both at the same time: every request takes a while
         one, other = (
-            prefetched(len(stretches), partial(load, row, own), meter, waits=True)
+            prefetched(len(column_ranges), partial(load, row, own), meter, waits=True)
             for row, own in zip((step.i, step.j), buffers, strict=True)
         )
         return zip(one, other, strict=True)
     # Mapped panels are memory of the process: one pair ahead.
-    return prefetched(len(stretches), load_both, meter, waits=matrix.is_stored)
+    return prefetched(len(column_ranges), load_both, meter, waits=matrix.is_stored)
 
 
 def _begin(meter: Meter, system: TiledSystem, step: TileStep, tile: blas.Array) -> None:
-    """Fill the tile with A + diag(s), or with what the part before left."""
+    """Fill the tile with A + diag(s), or with the sum that the update before wrote."""
     grid, i, j = system.grid, step.i, step.j
-    if step.part:
-        before = system.partial[step.part - 1]
+    if step.update:
+        before = system.partial[step.update - 1]
         with meter.time("read"):
             if before is not system.factor:  # else it lies there already
                 meter.bytes_read += before.read_tile(i, j, tile)
@@ -436,13 +440,13 @@ def _panel_bytes(grid: TileGrid, itemsize: int) -> int:
 
 
 def partial_bytes(grid: TileGrid, columns_per_task: int, itemsize: int = 8) -> int:
-    """Bytes on disk of the sums between parts, with `itemsize` bytes to an entry."""
+    """Bytes on disk of the sums between updates, with `itemsize` bytes to an entry."""
     if not columns_per_task:
         return 0
     panel = _panel_bytes(grid, itemsize)
     return sum(
-        (n_update_parts(j, columns_per_task) - 1) * (grid.n_tiles - j) * len(grid.panels(j)) * panel
-        for j in range(columns_per_task + 1, grid.n_tiles)  # earlier columns are in one part
+        (n_updates(j, columns_per_task) - 1) * (grid.n_tiles - j) * len(grid.panels(j)) * panel
+        for j in range(columns_per_task + 1, grid.n_tiles)  # earlier columns have one update
     )
 
 

@@ -49,7 +49,7 @@ def columns_to_trace(shift: Array, m: int) -> NDArray[np.intp]:
 def extremes_of(
     traced: Sequence[Array], preconditioner: Preconditioner, columns: NDArray[np.intp], known: Array | None
 ) -> Array | None:
-    """Smallest and largest eigenvalues of A + diag(s) that the cycles so far show, of shape (2, t).
+    """Smallest and largest eigenvalues of A + diag(s) that the finished cycles show, of shape (2, t).
 
     Those of M⁻¹ (A + s) times those of M bound them; the smallest is not below s, since A is taken to be positive
     semidefinite, and not above ‖(A + s) x‖ / ‖x‖.
@@ -96,8 +96,8 @@ def condition_number(
     """
     low, high = extremes
     if not preconditioner.is_scaling or isinstance(preconditioner, Identity):
-        lengths = column_norms(x)
-        low = np.fmin(low, np.divide(column_norms(images), lengths, out=np.full(len(lengths), nan), where=lengths > 0))
+        norms = column_norms(x)
+        low = np.fmin(low, np.divide(column_norms(images), norms, out=np.full(len(norms), nan), where=norms > 0))
         high = high if deflated is None else np.fmax(high, deflated)
         low = np.maximum(low, least)
     ratios = np.divide(high, low, out=np.full(len(high), nan), where=low > 0)
@@ -136,11 +136,11 @@ def ritz_values(steps: Array, products: Array) -> tuple[float, float]:
     return max(float(values[0]), 0.0), float(values[-1])
 
 
-RECURRENCE_FRACTION = 0.9
+CYCLE_TOL_FRACTION = 0.9
 """Fraction of the tolerance at which the recurrence of a cycle ends, so that the true residual meets it."""
 LOW_PRECISION_DROP = 10**-3.5
 """Factor by which a cycle in float32 may reduce the residual before it is recomputed in float64."""
-ROUNDING = 1e-10
+MIN_NEGATIVE_FRACTION = 1e-10
 """Fraction of ‖r‖‖z‖ below which a negative rᵀz says nothing of the preconditioner."""
 MIXED_ITERATION_FACTOR = 1.15
 """Iterations with products in float32 over those in float64: every cycle restarts (measured 1.07 to 1.2)."""
@@ -148,19 +148,19 @@ ROUND_TRIPS_PER_ITERATION = 3
 """Round trips to Dask's workers: one for A and two for a preconditioner whose factor they hold."""
 USELESS_CYCLE = 0.5
 """A cycle that leaves more of the true residual than this has met the limit of its precision."""
-LEAST_STEP = 1e-3
+MIN_MEASURED_REDUCTION = 1e-3
 """Factor by which ‖r‖ may become smaller before what is asked of r is measured again, where that is not ‖r‖ itself."""
-LEAST_LEFT = 16 * float(np.finfo(float).eps)
+MIN_RECURRENCE_REDUCTION = 16 * float(np.finfo(float).eps)
 """Fraction of ‖r‖ that a measured cycle leaves at least by its recurrence: what is below is cancellation, and its
 directions lead anywhere."""
-WINDOW = 60
+STALL_ITERATIONS = 60
 """Iterations in which the residual must at least be halved, or the preconditioner grows if it can; and in which
 products in float32 must make it smaller at all, or they are given up."""
 
 
 @dataclass
 class Iteration:
-    """One solve.
+    """Solve of a system by conjugate gradient, in cycles.
 
     Parameters
     ----------
@@ -211,7 +211,7 @@ class Iteration:
     on_iteration: Callable[[State], None] = lambda _: None
     on_end: Callable[[State], None] = lambda _: None
     estimates_condition: bool = True
-    recurrence_fraction: float = RECURRENCE_FRACTION
+    recurrence_fraction: float = CYCLE_TOL_FRACTION
     measure: Callable[[Array, NDArray[np.intp]], Array] | None = None
     last: State | None = field(default=None, init=False)
     """State at the end of the last run."""
@@ -397,7 +397,7 @@ class Iteration:
         norms = np.linalg.norm(residual, axis=0)
         goal, least = self.recurrence_fraction * self._tol_of(columns) * self._norms[columns], np.zeros(len(columns))
         if self.measure is not None:
-            goal, least = norms * self._step(self._reached[columns], columns), LEAST_LEFT * norms
+            goal, least = norms * self._step(self._reached[columns], columns), MIN_RECURRENCE_REDUCTION * norms
         if state.precision == "float32":
             # As few cycles as float32 allows, each with the same part of the way.
             n_cycles = np.maximum(1, np.ceil(np.log(goal / norms) / log(LOW_PRECISION_DROP)))
@@ -417,11 +417,11 @@ class Iteration:
         return np.broadcast_to(self.tol, self._norms.shape)[columns]
 
     def _step(self, reached: Array, columns: NDArray[np.intp]) -> Array:
-        """Factor by which ‖r‖ is to become smaller, where so much of what the tolerance is for has been reached."""
-        return np.clip(0.5 * self._tol_of(columns) / np.clip(reached, 1e-300, 1e300), LEAST_STEP, 1.0)
+        """Factor by which ‖r‖ is to become smaller, for the measure that has been reached."""
+        return np.clip(0.5 * self._tol_of(columns) / np.clip(reached, 1e-300, 1e300), MIN_MEASURED_REDUCTION, 1.0)
 
     def _going(self, cycle: Cycle, open_: NDArray[np.intp], residual: Array, norms: Array) -> NDArray[np.bool_]:
-        """Which columns of a cycle, by number, go on; what meets its goal and not the tolerance gets a smaller goal."""
+        """Mask of open columns that continue; those that meet their goal but not the tolerance get a smaller goal."""
         going = norms > cycle.goal[open_]
         if self.measure is None or going.all():
             return going
@@ -492,20 +492,20 @@ class Iteration:
                     if self.preconditioner.raise_shift_if_inexact(new, cycle.columns[open_]):
                         return "inexact"
                     sizes = column_norms(new) * column_norms(z)
-                    return "curvature" if (cycle.product[open_] < -ROUNDING * sizes).any() else "lost"
+                    return "curvature" if (cycle.product[open_] < -MIN_NEGATIVE_FRACTION * sizes).any() else "lost"
             self.on_iteration(state)
             best.append(min(best[-1], float((norms / self._norms[columns]).max())))
-            if len(best) > WINDOW:
-                if self.preconditioner.can_grow and best[-1] > 0.5 * best[-1 - WINDOW]:
+            if len(best) > STALL_ITERATIONS:
+                if self.preconditioner.can_grow and best[-1] > 0.5 * best[-1 - STALL_ITERATIONS]:
                     return "stalled"
                 if (
                     len(open_)
-                    and len(best) % WINDOW == 1
-                    and best[-1] > 0.5 * best[-1 - WINDOW]
+                    and len(best) % STALL_ITERATIONS == 1
+                    and best[-1] > 0.5 * best[-1 - STALL_ITERATIONS]
                     and self.preconditioner.raise_shift_if_inexact(new, cycle.columns[open_])
                 ):
                     return "inexact"
-                if state.precision == "float32" and best[-1] >= best[-1 - WINDOW]:
+                if state.precision == "float32" and best[-1] >= best[-1 - STALL_ITERATIONS]:
                     return "lost"
         return "done"
 

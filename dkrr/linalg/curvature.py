@@ -32,7 +32,7 @@ from dkrr.linalg.products import Operator, Precision
 Array = NDArray[np.float64]
 Columns = NDArray[np.intp]
 Solve = Callable[[Array], Array]
-"""From right-hand sides (n, k) to solutions (n, k)."""
+"""Function of right-hand sides (n, k) that returns solutions (n, k)."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class Curvature:
         return x - self.constant(self.root.apply(x).sum(axis=0) @ self.inverse_total)
 
     def within(self, x: Array) -> Array:
-        """Part of stacked vectors that the systems act on."""
+        """Projection of stacked vectors onto the space that the systems act on."""
         root = self.root
-        return np.hstack([root.stack(self.project(root.project(root.unstack(part)))) for part in root.split(x)])
+        return np.hstack([root.stack(self.project(root.project(root.unstack(stacked)))) for stacked in root.split(x)])
 
     def precondition(self, base: Preconditioner) -> Preconditioner:
         """Preconditioner of Π Cᵀ K C Π + s from those of diag(c) K diag(c) + s, one for each column of c."""
@@ -102,7 +102,7 @@ class CurvatureOperator(Operator):
 
 
 MIN_SCALE = 1e-12
-"""Relative to the largest c: where c is smaller, a complete factor is made with this, so that s / c² stays finite."""
+"""Smallest c of a complete factor, as a fraction of the largest: it replaces smaller ones, so that s / c² is finite."""
 
 
 def factor_scale(scale: Array) -> Array:
@@ -186,7 +186,7 @@ class NewtonPreconditioners(ABC):
 
 
 class NoPreconditioners(NewtonPreconditioners):
-    """None at all."""
+    """Newton steps without a preconditioner."""
 
     def for_systems(self, curvature: Curvature, shift: float, models: Columns) -> Preconditioner:  # noqa: ARG002
         return Identity()
@@ -194,7 +194,7 @@ class NoPreconditioners(NewtonPreconditioners):
 
 @dataclass
 class ByPartialFactor(NewtonPreconditioners):
-    """Made of one partial Cholesky factor of K for all steps."""
+    """Preconditioners of one partial Cholesky factor of K for all steps."""
 
     factor: PivotedCholesky
 
@@ -203,7 +203,7 @@ class ByPartialFactor(NewtonPreconditioners):
 
 
 class ByCompleteFactors(NewtonPreconditioners):
-    """Made of complete factors of K + diag(s), with other s for every step and model."""
+    """Preconditioners of complete factors of K + diag(s), with other s for every step and model."""
 
     is_complete = True
 
@@ -218,7 +218,7 @@ class ByCompleteFactors(NewtonPreconditioners):
 
 @dataclass(frozen=True)
 class Penalty:
-    """What holds the functions: 2λ, and the rows' lengths in the kernel's space."""
+    """Penalty of the functions: 2λ, and the norms of the rows in the kernel's space."""
 
     shift: float
     """2λ."""
@@ -263,15 +263,15 @@ def decrement_bounds(
     q = root.invert(residual, root.scale**2 * penalty.largest >= penalty.shift)
     rest = residual - root.apply(q)
     whole = norms / np.sqrt(penalty.shift)
-    parts = np.sqrt(likelihood.per_system((q**2).sum(axis=0))) + reach * likelihood.per_system(np.abs(rest).sum(axis=0))
+    split = np.sqrt(likelihood.per_system((q**2).sum(axis=0))) + reach * likelihood.per_system(np.abs(rest).sum(axis=0))
     if penalty.fit_intercept:
         moved = reach + _flatness(root)
-        whole = whole + moved * _lengths(likelihood, sums)
-        parts = parts + moved * _lengths(likelihood, rest.sum(axis=0) - penalty.shift * coef_sums)
-    return np.asarray(np.minimum(whole, parts) ** 2)
+        whole = whole + moved * _system_norms(likelihood, sums)
+        split = split + moved * _system_norms(likelihood, rest.sum(axis=0) - penalty.shift * coef_sums)
+    return np.asarray(np.minimum(whole, split) ** 2)
 
 
-def _lengths(likelihood: Likelihood, of_columns: Array) -> Array:
+def _system_norms(likelihood: Likelihood, of_columns: Array) -> Array:
     return np.asarray(np.sqrt(likelihood.per_system(of_columns**2)))
 
 

@@ -30,7 +30,7 @@ VECTORS_HELD = 30
 NEGLIGIBLE = 1e-13
 """Relative size of entries of r − C q that are rounding."""
 SMALL_SCALE = 1e-3
-"""Relative to the largest c: only where c is smaller may r be left to the other part of the step."""
+"""Fraction of the largest c: only where c is smaller may r be left to the term −d / 2λ of the step."""
 DIRECT_TOL = 1e-9
 """Relative residual of a Newton system for which a complete factor is a solution and not a preconditioner."""
 
@@ -57,8 +57,6 @@ class DualObjective(Objective):
     start : Point
         Where to begin; its scores and gradients are computed where it has none.
     progress : Progress
-    unit : float
-        What weights and λ have been divided by.
     known : ndarray of shape (n_systems,), optional
         The references, where an earlier objective of the same labels has computed them.
     """
@@ -73,7 +71,6 @@ class DualObjective(Objective):
     max_iter: int
     start: InitVar[Point]
     progress: Progress
-    unit: float = 1.0
     known: InitVar[Array | None] = None
     messages: list[str] = field(default_factory=list)
 
@@ -83,10 +80,10 @@ class DualObjective(Objective):
         """Whether the scores were computed from the coefficients, not from those before and a step."""
         scores = self._true_scores(coef, intercept) if start.scores is None else start.scores
         self.references = self._gradients_at_zero(scores.shape) if known is None else known
-        solved = np.broadcast_to(self.references == 0, like.n_columns)
-        if coef[:, solved].any() or intercept[solved].any():
+        is_zero = np.broadcast_to(self.references == 0, like.n_columns)
+        if coef[:, is_zero].any() or intercept[is_zero].any():
             # The solution is at zero, by which other starts could not be judged.
-            coef, intercept, scores = (np.where(solved, 0.0, part) for part in (coef, intercept, scores))
+            coef, intercept, scores = (np.where(is_zero, 0.0, array) for array in (coef, intercept, scores))
         self._move(coef, intercept, scores)
         if start.gradients is None:
             self.gradients = np.zeros(like.n_systems)
@@ -108,7 +105,7 @@ class DualObjective(Objective):
         return np.where(norms <= rounding, 0.0, norms)
 
     def _true_scores(self, coef: Array, intercept: Array) -> Array:
-        """Kα + 1bᵀ."""
+        """Scores Kα + 1bᵀ."""
         scores = np.tile(intercept, (len(coef), 1))
         if coef.any():
             scores += self.gram.multiply(coef)
@@ -223,9 +220,8 @@ class DualObjective(Objective):
         try:
             yield
         except NotPositiveDefiniteError as error:
-            alpha = self.alpha * self.unit
             raise NotPositiveDefiniteError(
-                f"kernel logistic regression with λ = alpha = {alpha:g}: {error}. The kernel is not positive "
+                f"kernel logistic regression with λ = alpha = {self.alpha:g}: {error}. The kernel is not positive "
                 f"semidefinite on these rows, or λ is below what rounding in K allows: increase alpha, or use a "
                 f"positive semidefinite kernel. dkrr never adds its own jitter; steps in a given store are kept",
                 error.row,
@@ -287,20 +283,20 @@ class DualObjective(Objective):
         rest[np.abs(rest) <= NEGLIGIBLE * np.abs(r).max(axis=0)] = 0.0
         return q, rest
 
-    def along(self, lengths: Array) -> Array:
+    def along(self, step_lengths: Array) -> Array:
         """See base class; no product with K."""
-        return self._values(*self._reached(lengths))
+        return self._values(*self._reached(step_lengths))
 
-    def _reached(self, lengths: Array) -> tuple[Array, Array, Array]:
+    def _reached(self, step_lengths: Array) -> tuple[Array, Array, Array]:
         """Coefficients, intercept and scores after a step of these lengths."""
-        t = np.broadcast_to(lengths, self._intercept.shape)
+        t = np.broadcast_to(step_lengths, self._intercept.shape)
         return (
             self._coef + t * self._direction,
             self._intercept + t * self._intercept_change,
             self._scores + t * self._change,
         )
 
-    def step(self, lengths: Array) -> None:
-        self._move(*self._reached(lengths))
+    def step(self, step_lengths: Array) -> None:
+        self._move(*self._reached(step_lengths))
         self._is_true = False
         self._measure(self._columns)

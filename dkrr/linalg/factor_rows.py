@@ -10,15 +10,15 @@ from numpy.typing import DTypeLike, NDArray
 
 from dkrr import blas
 from dkrr.cluster import Meter, resident
+from dkrr.linalg.column_sources import ColumnSource
 from dkrr.linalg.products import Precision
-from dkrr.linalg.sources import ColumnSource
 from dkrr.store import ChunkedArray
 
 Array = NDArray[np.float64]
 
-STRIP_ENTRIES = 2**19
+FACTOR_STRIP_ENTRIES = 2**19
 """Entries of F that are in float64 at once when it is stored in float32."""
-LOW_STRIP_ENTRIES = 2**21
+FLOAT32_STRIP_ENTRIES = 2**21
 """Entries of F whose products in float32 are summed in float32, before they are added in float64."""
 GRAM_ROWS, GRAM_COLUMNS = 2048, 512
 """Rows of F whose products with each other are summed in float32, and columns of such a sum."""
@@ -53,14 +53,14 @@ class FactorRows:
         LostRowsError
             If it has none.
         """
-        state: RowsState | None = resident.found(self.run, ("factor", self.number))
+        state: RowsState | None = resident.get(self.run, ("factor", self.number))
         if state is None:
             raise LostRowsError(self.number)
         return state
 
     def new_state(self) -> "RowsState":
         """Memory for F in this process."""
-        return resident.kept(
+        return resident.get_or_create(
             self.run,
             ("factor", self.number),
             lambda: RowsState(np.empty((self.stop - self.start, self.capacity), self.dtype)),
@@ -76,14 +76,14 @@ class RowsState:
 
     def stored_strips(self) -> Iterator[tuple[slice, NDArray[Any]]]:
         """Rows of F a strip at a time, as they are stored."""
-        height = max(64, LOW_STRIP_ENTRIES // max(self.rank, 1))
+        height = max(64, FLOAT32_STRIP_ENTRIES // max(self.rank, 1))
         for start in range(0, len(self.array), height):
             rows = slice(start, min(start + height, len(self.array)))
             yield rows, self.array[rows, : self.rank]
 
     def strips(self) -> Iterator[tuple[slice, Array]]:
         """Rows of F a strip at a time, in float64."""
-        height = max(64, STRIP_ENTRIES // max(self.rank, 1))
+        height = max(64, FACTOR_STRIP_ENTRIES // max(self.rank, 1))
         # One buffer for all: on a Dask worker, memory that is released returns to the system, and costs as much as the
         # product to get again.
         wide = np.empty((0 if self.array.dtype == np.float64 else min(height, len(self.array)), self.rank))
@@ -98,7 +98,7 @@ class RowsState:
 
 @dataclass(frozen=True)
 class NewColumns:
-    """What a worker needs to add columns to its rows."""
+    """Columns that a worker adds to its rows: the new pivots, and F among them."""
 
     rank: int
     """Columns before."""
@@ -106,8 +106,8 @@ class NewColumns:
     """The new pivots, as the source of columns takes them."""
     above: Array
     """F at the new pivots, of shape (new, rank)."""
-    corner: Array
-    """Cholesky factor L of what is left of A among them, of shape (new, new)."""
+    pivot_factor: Array
+    """Cholesky factor L of A − F Fᵀ among them, of shape (new, new)."""
     precision: Precision = "float64"
     """Precision of the product of F with `above`; float32 needs an F that is stored so."""
 
@@ -117,7 +117,7 @@ def extend_rows(meter: Meter, rows: FactorRows, new: NewColumns) -> Array:
     state = rows.new_state() if new.rank == 0 else rows.state()
     if state.rank < new.rank:
         raise LostRowsError(rows.number)
-    k = len(new.corner)
+    k = len(new.pivot_factor)
     squares = np.empty(rows.stop - rows.start)
     state.rank = new.rank
     low = new.above.astype(np.float32) if new.precision == "float32" else None
@@ -126,13 +126,13 @@ def extend_rows(meter: Meter, rows: FactorRows, new: NewColumns) -> Array:
             block = rows.columns.block(rows.numbers(where), new.taken)
         with meter.time("gemm"):
             if new.rank and low is not None:
-                part = np.empty(block.shape, np.float32)
-                blas.gemm(part, strip, low, transpose_b=True)
-                block -= part
+                product = np.empty(block.shape, np.float32)
+                blas.gemm(product, strip, low, transpose_b=True)
+                block -= product
             elif new.rank:
                 blas.gemm(block, strip, new.above, transpose_b=True, alpha=-1.0, beta=1.0)
         with meter.time("trsm"):
-            blas.solve_lower_right(new.corner, block)
+            blas.solve_lower_right(new.pivot_factor, block)
         state.array[where, new.rank : new.rank + k] = block
         np.einsum("ij,ij->i", block, block, out=squares[where])
     state.rank = new.rank + k
@@ -164,10 +164,10 @@ def _add_low_gram(total: Array, factor: NDArray[Any], weights: Array) -> None:
         strip = factor[rows[0] : rows[-1] + 1] if lies_together else factor[rows]
         for left in range(0, len(total), GRAM_COLUMNS):
             columns = slice(left, min(left + GRAM_COLUMNS, len(total)))
-            part = np.empty((len(total) - left, columns.stop - left), factor.dtype)
+            product = np.empty((len(total) - left, columns.stop - left), factor.dtype)
             right = np.multiply(strip[:, columns], weights[rows, None], dtype=factor.dtype)
-            blas.gemm(part, strip[:, left:], right, transpose_a=True)
-            total[left:, columns] += part
+            blas.gemm(product, strip[:, left:], right, transpose_a=True)
+            total[left:, columns] += product
 
 
 def project_rows(meter: Meter, rows: FactorRows, vectors: NDArray[Any]) -> Array:
@@ -176,10 +176,10 @@ def project_rows(meter: Meter, rows: FactorRows, vectors: NDArray[Any]) -> Array
     total = np.zeros((state.rank, vectors.shape[1]))
     with meter.time("project"):
         if vectors.dtype != np.float64:
-            part = np.empty(total.shape, vectors.dtype)
+            product = np.empty(total.shape, vectors.dtype)
             for where, strip in state.stored_strips():
-                blas.gemm(part, strip, vectors[rows.numbers(where)], transpose_a=True)
-                total += part
+                blas.gemm(product, strip, vectors[rows.numbers(where)], transpose_a=True)
+                total += product
             return total
         for where, strip in state.strips():
             blas.gemm(total, strip, vectors[rows.numbers(where)], transpose_a=True, beta=1.0)
@@ -203,7 +203,7 @@ def rebuild_rows(meter: Meter, rows: FactorRows, pivots: tuple[Any, Array]) -> N
     if state.rank == len(lower):
         return
     state.rank = len(lower)
-    height = max(64, STRIP_ENTRIES // len(lower))
+    height = max(64, FACTOR_STRIP_ENTRIES // len(lower))
     for start in range(rows.start, rows.stop, height):
         stop = min(start + height, rows.stop)
         with meter.time("gram"):
@@ -229,12 +229,12 @@ class KeptColumns:
 
     first: int
     stop: int
-    parts: tuple[tuple[int, ChunkedArray], ...]
-    """First row of a part of the rows, and its array."""
+    segments: tuple[tuple[int, ChunkedArray], ...]
+    """First row of every segment, and its array."""
 
 
 def write_columns(meter: Meter, rows: FactorRows, new: tuple[int, Sequence[ChunkedArray]]) -> None:
-    """Task: write the columns from a number on to the array of these rows, one of those of all parts of the rows."""
+    """Task: write the columns from a number on to the array of these rows, one array for every segment."""
     first, arrays = new
     state, array = rows.state(), arrays[rows.number]
     height = array.chunks[0]
@@ -248,7 +248,7 @@ def read_columns(meter: Meter, rows: FactorRows, kept: Sequence[KeptColumns]) ->
     """Task: read columns that an earlier run wrote, whose rows may have been cut otherwise."""
     state = rows.new_state()
     for one in kept:
-        for first_row, array in one.parts:
+        for first_row, array in one.segments:
             begin, end = max(first_row, rows.start), min(first_row + array.shape[0], rows.stop)
             height = array.chunks[0]
             # A chunk at a time: these rows as a whole are in memory once.

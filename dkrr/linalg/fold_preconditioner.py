@@ -32,19 +32,26 @@ from dkrr.cluster import RunRecord
 from dkrr.cost import Work
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
-from dkrr.linalg.preconditioners import LOW_PRECISION_RATIO, ROUNDING, Preconditioner, mean_left, small_cholesky
-from dkrr.linalg.products import Precision, TrainingSets, column_sizes
+from dkrr.linalg.preconditioners import (
+    LOW_PRECISION_RATIO,
+    MIN_SHIFT_FRACTION,
+    Preconditioner,
+    mean_residual_eigenvalue,
+    small_cholesky,
+)
+from dkrr.linalg.products import Precision, column_sizes
+from dkrr.linalg.training_sets import TrainingSets
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
 
-ENOUGH_LEFT = 1 / 100
-"""Part of t that the mean eigenvalue may be that the first pivots leave, where they take the place of all."""
-MOST_RAISED = 2.0
+MAX_RESIDUAL_FRACTION = 1 / 100
+"""Largest mean eigenvalue of what the first pivots leave, as a fraction of t, with which they replace all."""
+MAX_SHIFT_RAISE = 2.0
 """Factor by which the smallest t may be raised for products in float32."""
-SHARED = 4.0
+MAX_SHARED_RATIO = 4.0
 """Factor between values of t that share the smallest: iterations of the largest about double, and are the fewest."""
-MIDDLE_FLOPS = 4.0
+CAPACITANCE_FLOPS = 4.0
 """Time of the small matrices of one training set over that of r³ operations of products (measured: rank 2,500)."""
 
 
@@ -61,14 +68,14 @@ class CapacitanceInverse:
 
     @classmethod
     def of(
-        cls, gram: Array, corner: Array, complement: Array, kept: NDArray[np.bool_], t: float
+        cls, gram: Array, pivot_factor: Array, complement: Array, kept: NDArray[np.bool_], t: float
     ) -> "CapacitanceInverse":
-        """From Fᵀ C² F, F[S], N and which of the pivots are kept, of the first p of them."""
+        """Make P of Fᵀ C² F, F[S], N and a mask of the pivots that are kept, all of the first p pivots."""
         if not kept.any():
             return cls(np.empty((0, 0)), np.empty((len(gram), 0)), None)
         matrix = gram * (1.0 / t)
         if complement.shape[1] > len(gram) // 2:
-            basis = np.ascontiguousarray(np.linalg.qr(corner[kept].T)[0])
+            basis = np.ascontiguousarray(np.linalg.qr(pivot_factor[kept].T)[0])
             small = np.empty((basis.shape[1], basis.shape[1]))
             blas.gemm(small, basis, blas.product(matrix, basis), transpose_a=True)
             return cls(small_cholesky(small, 1.0), basis, None)
@@ -83,9 +90,9 @@ class CapacitanceInverse:
         return cls(lower, None, removed)
 
     def astype(self, dtype: Any) -> "CapacitanceInverse":
-        """The same in another precision."""
-        parts = (self.lower, self.basis, self.removed)
-        return CapacitanceInverse(*(None if part is None else part.astype(dtype, copy=False) for part in parts))  # type: ignore[arg-type]
+        """Copy in another precision."""
+        arrays = (self.lower, self.basis, self.removed)
+        return CapacitanceInverse(*(None if array is None else array.astype(dtype, copy=False) for array in arrays))  # type: ignore[arg-type]
 
     def apply(self, vectors: Array) -> Array:
         """P V of vectors of shape (r, k) with r ≥ p; rows from p on are zero."""
@@ -93,8 +100,8 @@ class CapacitanceInverse:
         if not len(self.lower):
             return found
         sizes = column_sizes(vectors)  # float32 has a small range
-        part = np.ascontiguousarray((vectors[:rank] / sizes).astype(self.lower.dtype))
-        inner = part if self.basis is None else _product(self.basis, part, transpose=True)
+        scaled = np.ascontiguousarray((vectors[:rank] / sizes).astype(self.lower.dtype))
+        inner = scaled if self.basis is None else _product(self.basis, scaled, transpose=True)
         removed = None if self.removed is None else _product(self.removed, inner, transpose=True)
         blas.solve_lower(self.lower, inner)
         blas.solve_lower(self.lower, inner, transpose=True)
@@ -105,14 +112,14 @@ class CapacitanceInverse:
 
 
 def shared(shifts: Array) -> Array:
-    """Shifts rounded down to fewer distinct values, by at most a factor SHARED.
+    """Shifts rounded down to fewer distinct values, by at most a factor MAX_SHARED_RATIO.
 
     Columns of equal shifts share a factorisation.
     """
     found = shifts.copy()
     for t in np.unique(shifts):
         if t in found:  # none that is smaller has taken it
-            found[(shifts >= t) & (shifts <= SHARED * t) & (found == shifts)] = t
+            found[(shifts >= t) & (shifts <= MAX_SHARED_RATIO * t) & (found == shifts)] = t
     return found
 
 
@@ -150,18 +157,18 @@ class FoldLowRank(Preconditioner):
         if mixed and factor.rank and np.dtype(factor.dtype) == np.float32:
             lowest = self._largest(squares) / LOW_PRECISION_RATIO
             smallest = np.maximum(shift, self._least[sets.of_column]).min(initial=np.inf)
-            if lowest <= MOST_RAISED * smallest:
+            if lowest <= MAX_SHIFT_RAISE * smallest:
                 self.precision, self._least = "float32", np.maximum(self._least, lowest)
         self._assign(sets, shift)
-        self._middles = dict[tuple[int, float], CapacitanceInverse]()
+        self._capacitances = dict[tuple[int, float], CapacitanceInverse]()
         if factor.rank:
             grams = [self._gram(each) for each in squares]  # by separate tasks
             with ThreadPoolExecutor(n_threads) as pool:
-                for found in pool.map(self._middles_of, range(len(grams)), squares, grams):
-                    self._middles |= found
+                for found in pool.map(self._capacitances_of, range(len(grams)), squares, grams):
+                    self._capacitances |= found
 
     def for_columns(self, sets: TrainingSets, shift: Array) -> "FoldLowRank":
-        """The same for other columns of the same training sets and λ."""
+        """Preconditioner of other columns of the same training sets and λ."""
         other = copy(self)
         other._assign(sets, shift)
         return other
@@ -177,17 +184,20 @@ class FoldLowRank(Preconditioner):
         """Smallest t: the mean eigenvalue of what the factor leaves, or the level of rounding."""
         factor = self.factor
         n_kept = int(np.count_nonzero(squares[factor.index]))
-        return max(mean_left(squares * factor.left, n_kept), float((ROUNDING * squares * factor.diagonal).sum()))
+        return max(
+            mean_residual_eigenvalue(squares * factor.residual_diagonal, n_kept),
+            float((MIN_SHIFT_FRACTION * squares * factor.diagonal).sum()),
+        )
 
     def _largest(self, squares: Array) -> float:
         """Estimate of the largest eigenvalue of all C F Fᵀ C, by a step of the power method from the constant."""
         c = np.sqrt(squares.max(axis=0))[:, None]
         first = self.factor.project(c)
-        lengths = np.linalg.norm(first)
-        second = self.factor.project(c * (c * self.factor.expand(first / (lengths or 1.0))))
+        norms = np.linalg.norm(first)
+        second = self.factor.project(c * (c * self.factor.expand(first / (norms or 1.0))))
         return float(np.linalg.norm(second))
 
-    def _middles_of(self, f: int, squares: Array, gram: Array) -> dict[tuple[int, float], CapacitanceInverse]:
+    def _capacitances_of(self, f: int, squares: Array, gram: Array) -> dict[tuple[int, float], CapacitanceInverse]:
         """Matrices of a training set for all t of its columns."""
         values = np.unique(self._t[self.sets.of_column == f])
         if not len(values):
@@ -198,19 +208,19 @@ class FoldLowRank(Preconditioner):
         left_out = np.flatnonzero(~kept)
         complement = np.zeros((factor.rank, len(left_out)))
         complement[left_out, np.arange(len(left_out))] = 1.0
-        blas.solve_lower(factor.corner, complement)
+        blas.solve_lower(factor.pivot_factor, complement)
         whole = float((squares * factor.diagonal).sum())
         # ‖F‖² of the first columns is what they take from the trace.
         left = np.maximum(whole - np.concatenate([[0.0], np.cumsum(gram.diagonal())]), 0.0)
         means = left / np.maximum(np.count_nonzero(squares) - np.arange(len(left)), 1)
 
-        def middle(t: float) -> CapacitanceInverse:
-            enough = np.flatnonzero(means <= ENOUGH_LEFT * t)
+        def capacitance(t: float) -> CapacitanceInverse:
+            enough = np.flatnonzero(means <= MAX_RESIDUAL_FRACTION * t)
             p = max(int(enough[0]) if len(enough) else factor.rank, 1)
             basis = complement[:p, : np.count_nonzero(~kept[:p])]
-            return CapacitanceInverse.of(gram[:p, :p], factor.corner[:p, :p], basis, kept[:p], t).astype(dtype)
+            return CapacitanceInverse.of(gram[:p, :p], factor.pivot_factor[:p, :p], basis, kept[:p], t).astype(dtype)
 
-        return {(f, t): middle(t) for t in values.tolist()}
+        return {(f, t): capacitance(t) for t in values.tolist()}
 
     @cached_property
     def _whole(self) -> tuple[Array, Array]:
@@ -242,7 +252,7 @@ class FoldLowRank(Preconditioner):
 
         def multiply(which: tuple[int, float]) -> None:
             here = np.flatnonzero((sets == which[0]) & (t == which[1]))
-            inner[:, here] = self._middles[which].apply(inner[:, here])
+            inner[:, here] = self._capacitances[which].apply(inner[:, here])
 
         distinct = dict.fromkeys(zip(sets.tolist(), t.tolist(), strict=True))
         if 2.0 * self.factor.rank**2 * len(columns) < blas.SMALL_FLOPS:  # to start threads would take longer
@@ -267,6 +277,6 @@ class FoldLowRank(Preconditioner):
         return self.factor.record
 
 
-def middles_work(n: int, rank: int, n_sets: int) -> Work:
+def capacitance_work(n: int, rank: int, n_sets: int) -> Work:
     """Work of the small matrices of training sets, besides that of all rows."""
-    return Work(gemm_flops=n * float(rank) ** 2 + MIDDLE_FLOPS * n_sets * float(rank) ** 3)
+    return Work(gemm_flops=n * float(rank) ** 2 + CAPACITANCE_FLOPS * n_sets * float(rank) ** 3)

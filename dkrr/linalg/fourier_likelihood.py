@@ -11,17 +11,18 @@ from dkrr.kernels.blocks import mirror_lower
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones, Grid
 from dkrr.kernels.nonuniform import Complex, Transform
 from dkrr.linalg.fourier_normal import FourierNormalMatrix, finite_blocks, totals_of
-from dkrr.linalg.passes import LikelihoodPass, Segment
+from dkrr.linalg.likelihood_passes import LikelihoodPass
+from dkrr.linalg.passes import Segment
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class FourierLikelihoodPass(LikelihoodPass):
-    """Settings of all passes of one fit on a grid; the curvature is gathered from its generators."""
+    """Settings of all passes of one fit on a grid; the curvature is gathered from sums over the rows."""
 
     threads: int = 1
-    """Of the calling process, which gathers."""
+    """Threads of the calling process, which gathers."""
 
     @property
     def grid(self) -> Grid:
@@ -49,9 +50,9 @@ class FourierLikelihoodPass(LikelihoodPass):
             scores += coef[grid.dimension :].sum(axis=0)  # the constant, if there is one
             with meter.time("likelihood"):
                 values += like.values(scores, y, weights)
-                parts = np.hstack([like.gradient(scores, y, weights), like.root(scores, weights).pairs()])
+                summands = np.hstack([like.gradient(scores, y, weights), like.root(scores, weights).pairs()])
             with meter.time("transform"):
-                sums += transform.to_modes(parts)
+                sums += transform.to_modes(summands)
         return np.concatenate([values, sums.ravel().view(np.float64)])
 
     def unpack(self, packed: Array) -> tuple[Array, Array, Array]:
@@ -73,13 +74,13 @@ class FourierLikelihoodPass(LikelihoodPass):
         return packed[: like.n_systems].copy(), gradient, curvature
 
     def _bordered(self, sums: Complex) -> Array:
-        """Lower triangle of ΦᵀWΦ from its generator, with a last row for a constant."""
-        generator = FourierNormalMatrix(self.grid, sums, is_centred=False, threads=self.threads)
-        matrix = generator.matrix()
+        """Lower triangle of ΦᵀWΦ from sums over the rows, with a last row for a constant."""
+        normal = FourierNormalMatrix(self.grid, sums, is_centred=False, threads=self.threads)
+        matrix = normal.matrix()
         if not self.fit_intercept:
             return matrix
-        whole = np.zeros((generator.n + 1, generator.n + 1))
-        whole[:-1, :-1], whole[-1, :-1], whole[-1, -1] = matrix, generator.totals, generator.total
+        whole = np.zeros((normal.n + 1, normal.n + 1))
+        whole[:-1, :-1], whole[-1, :-1], whole[-1, -1] = matrix, normal.totals, normal.total
         return whole
 
 
@@ -96,17 +97,17 @@ def near_pass(meter: Meter, passes: FourierLikelihoodPass, segment: Segment, coe
     return near.of_modes(total)
 
 
-def _window(grid: Grid) -> tuple[slice, ...]:
+def _central_modes(grid: Grid) -> tuple[slice, ...]:
     """Modes of a grid among those of differences and sums."""
     return (slice(None), *(slice(m, 3 * m + 1) for m in grid.most))
 
 
 def _padded(grid: Grid, modes: Complex) -> Complex:
     out = np.zeros((len(modes), *grid.n_sum_modes), np.complex128)
-    out[_window(grid)] = modes
+    out[_central_modes(grid)] = modes
     return out
 
 
 def _cropped(grid: Grid, modes: Complex) -> Complex:
-    found: Complex = modes[_window(grid)].reshape(len(modes), prod(grid.n_modes))
+    found: Complex = modes[_central_modes(grid)].reshape(len(modes), prod(grid.n_modes))
     return found.reshape(-1, *grid.n_modes)

@@ -1,8 +1,8 @@
-"""ΦᵀWΦ of Fourier features from its generator, sums over the rows for every difference of two waves.
+"""ΦᵀWΦ of Fourier features from sums over the rows, one for every difference of two waves.
 
 With T[k] = Σᵢ wᵢ e^{ikθᵢ} entries are ½ Re or Im of T[j − l] ± T[j + l]. One pass over the rows by nonuniform Fourier
 transforms gives T; the D × D matrix is gathered from it, and products with it are convolutions. Sums of parts of the
-rows add up. With a free constant features are centred by their means, which T has too.
+rows add up. With an intercept features are centred by their means, which T has too.
 """
 
 from collections.abc import Iterable
@@ -21,9 +21,9 @@ from dkrr.data.arrays import release_pages
 from dkrr.data.rows import check_finite, dense
 from dkrr.kernels.fourier_grid import FourierGrid, Grid, flat_offsets
 from dkrr.kernels.nonuniform import Complex, Transform
+from dkrr.linalg.column_sources import ColumnSource
 from dkrr.linalg.passes import RowWriter, Segment
 from dkrr.linalg.products import Operator, Precision
-from dkrr.linalg.sources import ColumnSource
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
@@ -113,7 +113,7 @@ def finite_blocks(meter: Meter, segment: Segment) -> Iterable[tuple[slice, Array
 
 @dataclass
 class FourierNormalMatrix(Operator):
-    """A = ΦᵀWΦ, of features that are centred if there is a free constant.
+    """A = ΦᵀWΦ, of features that are centred if there is an intercept.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ class FourierNormalMatrix(Operator):
 
     @property
     def means(self) -> Array:
-        """Means that are subtracted from the features, of shape (D,); 0 without a free constant."""
+        """Means that are subtracted from the features, of shape (D,); 0 without an intercept."""
         return self.totals / self.total if self.is_centred else np.zeros(self.n)
 
     def moments(self, sums: Complex, totals: Array) -> Array:
@@ -272,26 +272,26 @@ class FourierNormalMatrix(Operator):
 class FourierNormalColumns(ColumnSource):
     """Columns of A, for a partial factor."""
 
-    generator: FourierNormalMatrix
+    whole: FourierNormalMatrix
 
     @property
     def n(self) -> int:
-        return self.generator.n
+        return self.whole.n
 
     def diagonal(self, rows: slice) -> Array:
-        return self.generator.diagonal()[rows]
+        return self.whole.diagonal()[rows]
 
-    def take(self, index: Numbers) -> Numbers:
+    def select_columns(self, index: Numbers) -> Numbers:
         """The numbers."""
         return index
 
     def block(self, rows: slice, taken: Numbers) -> Array:
-        chunks = self.generator.row_chunks(rows, len(taken))
-        return np.concatenate([self.generator.entries(chunk, taken) for chunk in chunks])
+        chunks = self.whole.row_chunks(rows, len(taken))
+        return np.concatenate([self.whole.entries(chunk, taken) for chunk in chunks])
 
     def among(self, left: Numbers, right: Numbers) -> Array:
-        out, is_sine = np.empty((len(left), len(right))), left >= self.generator.grid.n_cosines
+        out, is_sine = np.empty((len(left), len(right))), left >= self.whole.grid.n_cosines
         for kind in (is_sine, ~is_sine):
             if kind.any():
-                out[kind] = self.generator.entries(left[kind], right)
+                out[kind] = self.whole.entries(left[kind], right)
         return out

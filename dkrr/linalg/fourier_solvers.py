@@ -79,7 +79,7 @@ class CGSolver(NormalSolver):
                 slots=matrix.threads,
                 capacity=rank_limit,
             )
-            self._partial.grow(rank_limit, lambda f: float(f.left.sum()) <= TRACE_LEFT * least_alpha)
+            self._partial.grow(rank_limit, lambda f: float(f.residual_diagonal.sum()) <= TRACE_LEFT * least_alpha)
 
     def close(self) -> None:
         """Give up the factor."""

@@ -20,7 +20,7 @@ from dkrr.linalg.fourier_normal import CHUNK_ENTRIES, FourierNormalMatrix, finit
 from dkrr.linalg.fourier_solvers import CGSolver
 from dkrr.linalg.in_memory_cholesky import FACTORED_SIDE
 from dkrr.linalg.passes import Segment
-from dkrr.linalg.refinement import in_terms_of_alpha
+from dkrr.linalg.result import in_terms_of_alpha
 from dkrr.linalg.sums import MIN_DIFFERENCE, NormalSolution, NormalSystem, cholesky_factor
 from dkrr.store import ChunkedArray
 

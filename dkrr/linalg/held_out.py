@@ -4,8 +4,8 @@ With A = C K C + diag(s), C² = W, and β = A⁻¹ C y, the solution without the
 
     e_F = C_F (y_F − f₋F(x_F)) = [(A⁻¹)_FF]⁻¹ β_F,    β₋F = β − A⁻¹ E_F e_F
 
-E_F the columns of the identity. With a free constant A⁻¹ is replaced by A⁻¹ − v vᵀ / cᵀv for v = A⁻¹ c. Where a row of
-large weight determines the constant, nothing is left of that difference; with w = L⁻¹ c it is L⁻ᵀ (I − w wᵀ / wᵀw) L⁻¹,
+E_F the columns of the identity. With an intercept A⁻¹ is replaced by A⁻¹ − v vᵀ / cᵀv for v = A⁻¹ c. Where a row of
+large weight determines the intercept, that difference loses all digits; with w = L⁻¹ c it is L⁻ᵀ (I − w wᵀ / wᵀw) L⁻¹,
 a projection, which is applied to vectors and loses no digits. Blocks of the inverse are differences, but for the folds
 that are found to have lost digits.
 
@@ -55,14 +55,14 @@ from dkrr.store import ChunkedArray, TileGrid
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
 
-STRIP_COLUMNS = 256
+INVERSE_STRIP_COLUMNS = 256
 """Columns of L⁻¹ that one task computes: products at full rate, and vectors of 8 n bytes each."""
 BATCH_COLUMNS = 2048
 """Columns of L⁻¹ for small folds together: each is only a task or two."""
 MAX_STRIPS = 4
 """Most strips of the columns of a batch in a store, each of which reads the factor from its own first row on."""
-CANCELLED = 1e4
-"""Loss of digits by a free constant above which a block of the inverse is computed by projection."""
+MAX_CANCELLATION = 1e4
+"""Loss of digits by an intercept above which a block of the inverse is computed by projection."""
 
 
 @dataclass
@@ -76,7 +76,7 @@ class HeldOutErrors:
     right_sides : ndarray of shape (n, t)
         C y.
     constant : ndarray of shape (n,), optional
-        c, with a free constant.
+        c, with an intercept.
     executor : Executor
         Runs tasks that share this process's memory.
     progress : Progress, optional
@@ -90,8 +90,8 @@ class HeldOutErrors:
     progress: Progress | None = None
 
     @cached_property
-    def _solved(self) -> tuple[Array, Array | None, Array]:
-        """A⁻¹ C y without a free constant, v, and β."""
+    def _solutions(self) -> tuple[Array, Array | None, Array]:
+        """A⁻¹ C y without an intercept, v, and β."""
         t = self.right_sides.shape[1]
         if self.constant is None:
             u = substituted(self.factor, self.right_sides)
@@ -119,13 +119,13 @@ class HeldOutErrors:
         return z
 
     @property
-    def unfreed(self) -> Array:
-        """A⁻¹ C y, without a free constant, of shape (n, t)."""
-        return self._solved[0]
+    def solution_without_intercept(self) -> Array:
+        """A⁻¹ C y, without an intercept, of shape (n, t)."""
+        return self._solutions[0]
 
     @cached_property
     def constants(self) -> Array:
-        """b, the free constants of the fit of all rows, of shape (t,)."""
+        """b, the intercepts of the fit of all rows, of shape (t,)."""
         if self.constant is None:
             return np.zeros(self.right_sides.shape[1])
         return np.asarray((self._direction @ substituted(self.factor, self.right_sides, (False,))) / self._total)
@@ -133,7 +133,7 @@ class HeldOutErrors:
     @property
     def solution(self) -> Array:
         """β of all rows, of shape (n, t)."""
-        return self._solved[2]
+        return self._solutions[2]
 
     def of_rows(self) -> Array:
         """Scaled errors of every single row, of shape (n, t)."""
@@ -144,15 +144,15 @@ class HeldOutErrors:
             np.einsum("ij,ij->j", x, x, out=diagonal[columns])
 
         n = len(diagonal)
-        strips = [slice(k, min(k + STRIP_COLUMNS, n)) for k in range(0, n, STRIP_COLUMNS)]
+        strips = [slice(k, min(k + INVERSE_STRIP_COLUMNS, n)) for k in range(0, n, INVERSE_STRIP_COLUMNS)]
         self._run([Task(f"inverse-{s.start}", squares, (s,), flops=float((n - s.start) ** 2)) for s in strips])
-        v = self._solved[1]
+        v = self._solutions[1]
         if v is not None:
             taken = v * (v / self._total)  # v² may be out of float64's range
             diagonal -= taken
-            lost = np.flatnonzero(~(CANCELLED * diagonal > taken))
-            for start in range(0, len(lost), STRIP_COLUMNS):
-                rows = lost[start : start + STRIP_COLUMNS]
+            lost = np.flatnonzero(~(MAX_CANCELLATION * diagonal > taken))
+            for start in range(0, len(lost), INVERSE_STRIP_COLUMNS):
+                rows = lost[start : start + INVERSE_STRIP_COLUMNS]
                 z = self._projected(self._forward(Meter(), rows))
                 diagonal[rows] = np.einsum("ij,ij->j", z, z)
         return np.asarray(self.solution / diagonal[:, None])
@@ -181,9 +181,9 @@ class HeldOutErrors:
                 blas.gemm(blocks[k][columns, : columns.stop], x[:, columns], x, transpose_a=True)
 
         strips = [
-            (k, slice(start, min(start + STRIP_COLUMNS, len(rows))))
+            (k, slice(start, min(start + INVERSE_STRIP_COLUMNS, len(rows))))
             for k, rows in enumerate(folds)
-            for start in range(0, len(rows), STRIP_COLUMNS)
+            for start in range(0, len(rows), INVERSE_STRIP_COLUMNS)
         ]
         for name, function in (("inverse", invert), ("block", multiply)):
             tasks = [Task(f"{name}-{k}-{c.start}", function, (k, c)) for k, c in strips]
@@ -215,8 +215,8 @@ class HeldOutErrors:
             tasks = []
             for k, here in enumerate(places):
                 x = whole if len(here) == whole.shape[1] and (np.diff(here) == 1).all() else whole.take(here, axis=1)
-                strips = range(0, len(here), STRIP_COLUMNS)
-                columns = [slice(start, min(start + STRIP_COLUMNS, len(here))) for start in strips]
+                strips = range(0, len(here), INVERSE_STRIP_COLUMNS)
+                columns = [slice(start, min(start + INVERSE_STRIP_COLUMNS, len(here))) for start in strips]
                 tasks += [Task(f"block-{k}-{c.start}", add, (k, x, c)) for c in columns]
             self.executor.run(tasks, Progress())
         return found
@@ -249,21 +249,21 @@ class HeldOutErrors:
         return found
 
     def _errors(self, rows: Numbers, block: Array, projected: Callable[[], Array] | None = None) -> Array:
-        v, beta = self._solved[1], self.solution[rows]
+        v, beta = self._solutions[1], self.solution[rows]
         if v is None:
-            return _solved_block(block, beta, rows)
+            return _solve_block(block, beta, rows)
         taken = v[rows] / np.sqrt(self._total)
         with suppress(NotPositiveDefiniteError):
-            found = _solved_block(block - np.outer(taken, taken), np.column_stack([beta, taken]), rows)
-            if taken @ found[:, -1] < CANCELLED:  # tᵀ(B − t tᵀ)⁻¹t, which is large where B − t tᵀ is nearly singular
+            found = _solve_block(block - np.outer(taken, taken), np.column_stack([beta, taken]), rows)
+            if taken @ found[:, -1] < MAX_CANCELLATION:  # tᵀ(B − t tᵀ)⁻¹t, large where B − t tᵀ is nearly singular
                 return found[:, :-1]
         if projected is not None:
-            return _solved_block(projected(), beta, rows)
+            return _solve_block(projected(), beta, rows)
         z = self._projected(self._forward(Meter(), rows))
-        return _solved_block(z.T @ z, beta, rows)
+        return _solve_block(z.T @ z, beta, rows)
 
     def without(self, rows: Numbers, errors: Array) -> tuple[Array, Array]:
-        """β and free constants of the fit without some rows, from their errors; shapes (n, t) and (t,)."""
+        """β and intercepts of the fit without some rows, from their errors; shapes (n, t) and (t,)."""
         scattered = np.zeros_like(self.right_sides)
         scattered[rows] = errors
         constants = self.constants
@@ -290,7 +290,7 @@ class HeldOutErrors:
         return x
 
 
-def _solved_block(block: Array, right_sides: Array, rows: Numbers) -> Array:
+def _solve_block(block: Array, right_sides: Array, rows: Numbers) -> Array:
     """B⁻¹ times right-hand sides, from the lower triangle of B; `rows` are those of the block, for the message."""
     try:
         factor = scipy.linalg.cho_factor(block, lower=True, overwrite_a=True, check_finite=False)
@@ -318,7 +318,7 @@ class IdentityColumns:
     """Columns of the identity, as right-hand sides that are read a tile row at a time."""
 
     columns: Numbers
-    """Their numbers."""
+    """Numbers of the columns, ascending where they are solved for."""
     grid: TileGrid
 
     @property
@@ -382,12 +382,12 @@ class StoredInverse:
         """Rows of X, of shape (height, columns), a tile row at a time from the first that is not zero, or from 0."""
         grid = self.sweeps[0].factor.grid
         for q in range(0 if is_whole else self.sweeps[0].cuts[0], grid.n_tiles):
-            rows, parts = grid.rows(q), list[Array]()
+            rows, strips = grid.rows(q), list[Array]()
             for one in self.sweeps:
                 width = one.right_sides.shape[1]
                 is_zero = q < one.cuts[0]
-                parts.append(np.zeros((grid.height(q), width)) if is_zero else read_range(one.solution, rows))
-            yield rows, parts[0] if len(parts) == 1 else np.hstack(parts)
+                strips.append(np.zeros((grid.height(q), width)) if is_zero else read_range(one.solution, rows))
+            yield rows, strips[0] if len(strips) == 1 else np.hstack(strips)
 
     def times(self, vectors: Array) -> Array:
         """X V of shape (n, m), for rows of V in the order in which the columns were asked for."""

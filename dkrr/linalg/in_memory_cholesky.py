@@ -14,7 +14,7 @@ from dkrr import blas
 from dkrr.cluster import Executor, Meter, Progress, RunRecord, Share, Task
 from dkrr.cost import Work
 from dkrr.kernels.blocks import mirror_lower
-from dkrr.linalg.cholesky import TiledSystem, TileStep, cholesky_tasks, factor_tile, n_update_parts
+from dkrr.linalg.cholesky import TiledSystem, TileStep, cholesky_tasks, factor_tile, n_updates
 from dkrr.linalg.products import Operator, Precision
 from dkrr.linalg.sources import KERNEL_BLOCK, TileSource, cut_tile
 from dkrr.store import MemoryMatrix, TileGrid
@@ -29,11 +29,11 @@ waste little)."""
 MEMORY_TILES_PER_SIDE = 32
 """Number of tiles per side above which tiles in memory grow."""
 TILE_BUFFER_BYTES = 8 * 2**20
-"""Buffer of BLAS for each of its threads in products of tiles: the packed parts of two of them."""
+"""Buffer of BLAS for each of its threads in products of tiles: the packed panels of two of them."""
 FACTORED_SIDE = 6_000
 """Rows up to which a factor is not compared with conjugate gradient: it takes about a second, and gives variances."""
 MEMORY_TASK_COLUMNS = 4
-"""Tile columns that one task subtracts in memory, where sums between parts cost nothing: threads wait for no longer
+"""Tile columns that one task subtracts in memory, where sums between updates cost nothing: threads wait for no longer
 than one task takes."""
 
 
@@ -48,8 +48,8 @@ def memory_grid(n: int) -> TileGrid:
 
 def memory_system(source: TileSource, shift: Array, matrix: MemoryMatrix) -> TiledSystem:
     """A + diag(s), to be factored in this process's memory; s is of shape (n,)."""
-    n_parts = n_update_parts(matrix.grid.n_tiles - 1, MEMORY_TASK_COLUMNS)
-    partial = (matrix,) * (n_parts - 1)
+    count = n_updates(matrix.grid.n_tiles - 1, MEMORY_TASK_COLUMNS)
+    partial = (matrix,) * (count - 1)
     return TiledSystem(source, shift[:, None], matrix, columns_per_task=MEMORY_TASK_COLUMNS, partial=partial)
 
 
@@ -145,10 +145,10 @@ class InMemoryMatrix(TileSource, Operator):
         for i in range(self.grid.n_tiles):
             rows = self.grid.rows(i)
             if i:
-                left, _ = self._matrix.read_stretch(i, slice(0, rows.start), v)
-                for here, there, piece in cut_tile(left, rows, slice(0, rows.start)):
-                    blas.gemm(out[here], piece, v[there], beta=1.0)
-                    blas.gemm(out[there], piece, v[here], transpose_a=True, beta=1.0)
+                left, _ = self._matrix.read_strip(i, slice(0, rows.start), v)
+                for here, there, strip in cut_tile(left, rows, slice(0, rows.start)):
+                    blas.gemm(out[here], strip, v[there], beta=1.0)
+                    blas.gemm(out[there], strip, v[here], transpose_a=True, beta=1.0)
             self._multiply_square(i, out[rows], v[rows])
         return out
 

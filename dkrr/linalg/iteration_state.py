@@ -1,4 +1,4 @@
-"""How far conjugate gradient has come: the state that a checkpoint holds, and the outcome."""
+"""State of conjugate gradient, as a checkpoint holds it, and its outcome."""
 
 from dataclasses import dataclass, field
 from math import nan
@@ -85,13 +85,13 @@ class Cycle:
     """State within a cycle, for the k right-hand sides that are not done."""
 
     columns: NDArray[np.intp]
-    """Their numbers."""
+    """Numbers of these right-hand sides, (k,)."""
     goal: Array
     """Norms at which they are done, (k,)."""
     correction: Array
-    """Change of X so far, (n, k)."""
+    """Change of X in this cycle, (n, k)."""
     residual: Array
-    """By the recurrence, (n, k)."""
+    """Residuals by the recurrence, (n, k)."""
     direction: Array
     """Next direction, (n, k)."""
     product: Array
@@ -99,8 +99,8 @@ class Cycle:
     least: Array
     """Norms below which goals are not set, (k,)."""
     traced: list[Array] = field(default_factory=list)
-    """For every iteration the step lengths and rᵀz before them of the columns that are traced, (2, t); NaN where one
-    had converged."""
+    """Step lengths and rᵀz before them of the columns that are traced, (2, t), one array for every iteration; NaN where
+    a column had converged."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Sums over all pairs of rows of weights times squared differences of single columns.
 
 The derivative of uᵀ K a by the length of column k is cₖ Σᵢⱼ Sᵢⱼ (xᵢₖ − xⱼₖ)², where S = H ∘ (u aᵀ) and H is a kernel
-(`WithLengths.length_slopes`). Several pairs u, a (folds, targets) only add to S: a piece of H, once formed, is
+(`WithLengths.length_slopes`). Several pairs u, a (folds, targets) only add to S: a strip of H, once formed, is
 multiplied by one product of narrow matrices and then by the rows of X, so that all derivatives together cost about as
 much as two products with K and d columns, however many folds and targets there are.
 """
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.cluster import Meter, Task
-from dkrr.kernels.blocks import PIECE_COLUMNS, PIECE_ENTRIES, PIECE_ROWS
+from dkrr.kernels.blocks import LARGE_STRIP_COLUMNS, LARGE_STRIP_ENTRIES, LARGE_STRIP_ROWS
 from dkrr.linalg.products import GROUPS_PER_PLACE, balanced_groups, tile_work
 from dkrr.linalg.sources import GramTiles, shifted
 from dkrr.store import TileGrid
@@ -27,7 +27,7 @@ class LengthTiles(GramTiles):
     """Tiles of H, with the rows that they are computed from."""
 
     centre: Array | None = None
-    """Subtracted from rows, so that squares keep their digits; of shape (d,). None: zeros."""
+    """Row that is subtracted from all rows, so that squares keep their digits; of shape (d,). None: zeros."""
 
     def sums(self, meter: Meter, rows: slice, columns: slice, left: Array, right: Array) -> Array:
         """Sums over a tile on or below the diagonal and its mirror image, of shape (d,).
@@ -38,13 +38,13 @@ class LengthTiles(GramTiles):
             u and a side by side, and a and u.
         """
         total = np.zeros(self.rows.shape[1])
-        room = np.empty(PIECE_ENTRIES)
-        for r, c, X, Z in self.parts(meter, rows, columns):
-            for within, across, piece in self.kernel.pieces(X, None if Z is X else Z):
+        room = np.empty(LARGE_STRIP_ENTRIES)
+        for r, c, X, Z in self.blocks(meter, rows, columns):
+            for within, across, strip in self.kernel.pieces(X, None if Z is X else Z):
                 here, there = shifted(within, r.start), shifted(across, c.start)
-                s = room[: piece.size].reshape(piece.shape)
+                s = room[: strip.size].reshape(strip.shape)
                 blas.gemm(s, left[here], right[there], transpose_b=True)
-                s *= piece
+                s *= strip
                 if here == there:
                     s *= 0.5  # both (i, j) and (j, i) are in the square
                 x, z = _centred(X[within], self.centre), _centred(Z[across], self.centre)
@@ -85,5 +85,5 @@ def sums_of_group(
 
 
 def length_sums_bytes(n_features: int) -> int:
-    """Memory of one task besides the tiles of H and the vectors: the weights of a piece, and rows that are centred."""
-    return 8 * PIECE_ENTRIES + 8 * n_features * (3 * PIECE_ROWS + 2 * PIECE_COLUMNS)
+    """Memory of one task besides the tiles of H and the vectors: the weights of a strip, and rows that are centred."""
+    return 8 * LARGE_STRIP_ENTRIES + 8 * n_features * (3 * LARGE_STRIP_ROWS + 2 * LARGE_STRIP_COLUMNS)

@@ -30,7 +30,7 @@ from dkrr.linalg.preconditioners import Preconditioner, Wrapped
 Array = NDArray[np.float64]
 Columns = NDArray[np.intp]
 Correction = Callable[[Array, Columns], Array]
-"""From residuals r of some columns to M⁻¹ Ĉ (Ĉᵀ M⁻¹ Ĉ)⁺ Ĉᵀ M⁻¹ r, for Ĉ = Cᵀ1 of every system."""
+"""Function of residuals r of some columns that returns M⁻¹ Ĉ (Ĉᵀ M⁻¹ Ĉ)⁺ Ĉᵀ M⁻¹ r, for Ĉ = Cᵀ1 of every system."""
 
 RANK_TOLERANCE = 1e-12
 """Bound of zero eigenvalues of ΣW, relative to the largest: equal scores for all classes change nothing."""
@@ -55,11 +55,11 @@ class HessianRoot(ABC):
 
     @abstractmethod
     def invert(self, r: Array, keep: NDArray[np.bool_]) -> Array:
-        """Some q with C q ≈ r that uses only the entries of r that are kept; of shape (n, m)."""
+        """Solution q of C q ≈ r that uses only the entries of r that are kept; of shape (n, m)."""
 
     @abstractmethod
     def project(self, x: Array) -> Array:
-        """Part of x that C does not map to 0 for every scale; of shape (n, m)."""
+        """Projection of x onto what C does not map to 0 for every scale; of shape (n, m)."""
 
     @abstractmethod
     def diagonal(self) -> Array:
@@ -91,15 +91,15 @@ class HessianRoot(ABC):
 
     @abstractmethod
     def of_columns(self, columns: Columns) -> Self:
-        """The same for the systems of some of the columns."""
+        """Root of the systems of some of the columns."""
 
     @abstractmethod
     def stack(self, x: Array) -> Array:
-        """From a column for each class, (n, m), to one for each system."""
+        """Vectors with a column for each class, (n, m), as vectors with one for each system."""
 
     @abstractmethod
     def split(self, x: Array) -> list[Array]:
-        """Parts of stacked vectors that `unstack` takes, side by side."""
+        """Stacked vectors divided into those that `unstack` takes, side by side."""
 
     @abstractmethod
     def precondition(self, base: Preconditioner) -> Preconditioner:
@@ -119,7 +119,7 @@ class HessianRoot(ABC):
         return x.reshape(self.scale.shape)
 
     def weighted(self, weights: Array | None) -> Self:
-        """The same times the roots of weights, of shape (n,), of the rows."""
+        """Root times the roots of the weights, of shape (n,), of the rows."""
         return self if weights is None else replace(self, scale=self.scale * np.sqrt(weights)[:, None])
 
     def weigh(self, u: Array) -> Array:
@@ -339,7 +339,7 @@ class Likelihood(ABC):
 
     @abstractmethod
     def log_probabilities(self, scores: Array) -> Array:
-        """Their logarithms, finite also where a probability is too small for float64."""
+        """Logarithms of the probabilities, finite also where a probability is too small for float64."""
 
     def per_system(self, of_columns: Array) -> Array:
         """Sums over the columns of every system: from shape (m,) to (n_systems,)."""

@@ -48,7 +48,7 @@ class Point:
     """Norms of the gradient, of shape (n_systems,)."""
 
     def arrays(self) -> dict[str, Array]:
-        """All that is known, as matrices by name."""
+        """Arrays of the point that are known, as matrices by name."""
         known = {"coef": self.coef, "intercept": self.intercept, "scores": self.scores, "gradients": self.gradients}
         return {name: np.atleast_2d(array) for name, array in known.items() if array is not None}
 
@@ -75,23 +75,21 @@ class Objective(ABC):
     """Reports of an iterative solver."""
     inner_iterations: int = 0
     """Iterations of the iterative solver, over all steps."""
-    unit: float = 1.0
-    """Divisor of the objective; reports are in units of the user."""
 
     def check_finite(self) -> None:
         """Raise NotFiniteError if a value, a gradient or a reference is infinite or NaN."""
         names = ("objective", "norm of the gradient", "norm of the gradient at zero")
-        for name, part in zip(names, (self.values, self.gradients, self.references), strict=True):
-            if not np.isfinite(part).all():
+        for name, array in zip(names, (self.values, self.gradients, self.references), strict=True):
+            if not np.isfinite(array).all():
                 raise NotFiniteError(
-                    f"the {name} of kernel logistic regression is {part[~np.isfinite(part)][0]}: sums leave the range "
-                    f"of float64 (1e308); expected finite numbers: rescale the columns of X, or the kernel"
+                    f"the {name} of kernel logistic regression is {array[~np.isfinite(array)][0]}: sums leave the "
+                    f"range of float64 (1e308); expected finite numbers: rescale the columns of X, or the kernel"
                 )
 
     @property
     @abstractmethod
     def point(self) -> Point:
-        """The point."""
+        """Current point of the minimisation."""
 
     def verify(self, tol: float) -> bool:  # noqa: ARG002
         """Recompute values and gradients if they follow from a recurrence, and return whether they did.
@@ -133,11 +131,11 @@ class Objective(ABC):
         """
 
     @abstractmethod
-    def along(self, lengths: Array) -> Array:
-        """Objective after a step of these lengths."""
+    def along(self, step_lengths: Array) -> Array:
+        """Objective after a step of these lengths along the direction."""
 
     @abstractmethod
-    def step(self, lengths: Array) -> None:
+    def step(self, step_lengths: Array) -> None:
         """Take the step, and compute values and gradients there."""
 
 
@@ -145,8 +143,8 @@ MAX_FORCING = 0.1
 """Relative residual of a Newton system far from the solution."""
 ARMIJO_FRACTION = 1e-4
 """Fraction of the decrease that the slope promises which a step must bring (Armijo)."""
-ROUNDING = 1e-14
-"""Relative differences of the objective below this mean nothing."""
+MIN_RELATIVE_DECREASE = 1e-14
+"""Relative differences of the objective at or below this are rounding."""
 MAX_HALVINGS = 40
 MAX_USELESS = 3
 """Steps without a smaller gradient or objective after which rounding has been reached."""
@@ -154,7 +152,7 @@ MIN_FORCING = 1e-13
 PROBABILITY_POWER = 0.5
 """Probabilities are asked for within tol to this power, where the objective is asked for within tol."""
 MIN_FORCING_FACTOR = 1e-8
-"""Least factor by which Newton systems are solved better than usual, where steps did not help."""
+"""Smallest factor of the residual of Newton systems, lowered where steps did not help."""
 
 STEPS_FROM_NEAR = 5
 """Steps for each further λ of a path, which begins at the solution before."""
@@ -164,7 +162,7 @@ CURVATURE_SHIFT = {False: 40, True: 8}
 """Multiple of λ with which a regression takes as many iterations. With the largest curvature that a row can have, a
 quarter, it is 8, and for a softmax that is about right; the models of single classes are sure of most rows (measured on
 digits, 5 classes of 20 informative columns and 16 normal ones, λ of 1 to 0.001)."""
-LEAST_SHIFT = 8.0
+MIN_SHIFT_RATIO = 8.0
 """Smallest diagonal shift of a system over λ, with the largest curvature that a row of weight 1 can have."""
 COUPLED_ITERATIONS = 8
 """More iterations of a softmax, whose preconditioner takes the classes one by one (measured with 10: 4 to 9)."""
@@ -175,7 +173,7 @@ PASSES_PER_STEP = 4
 SECONDS_PER_STEP = 4e-3
 """Time of every step, however small: calls, and a line search."""
 SECONDS_PER_STEP_IN_MEMORY = 1e-3
-"""The same without tasks (measured: 0.5 to 4 ms)."""
+"""Time of every step without tasks (measured: 0.5 to 4 ms)."""
 
 
 @dataclass
@@ -204,7 +202,7 @@ class NewtonState:
 
 @dataclass(frozen=True)
 class NewtonOutcome:
-    """How a run ended."""
+    """Outcome of a run: status, gradient, decrement, and the state it ended in."""
 
     status: Status
     gradient: float
@@ -227,13 +225,13 @@ class NewtonOutcome:
 
 @dataclass
 class Newton:
-    """One minimisation.
+    """Minimisation of an objective by Newton's method.
 
     Parameters
     ----------
     objective : Objective
     tol : float
-        Relative norm of the gradient that is asked for, of every system, and part of the objective that may be left;
+        Relative norm of the gradient that is asked for, of every system, and fraction of the objective that may remain;
         probabilities may be off by its root.
     max_iter : int
         Steps.
@@ -257,8 +255,8 @@ class Newton:
         o.check_finite()
         while True:
             self._changes: tuple[Array, Array] | None = None
-            left = self._relative()
-            is_open = ~self._are_done(left, state)
+            gradients = self._relative()
+            is_open = ~self._are_done(gradients, state)
             ending = self._ending(is_open, state)
             if ending is not None:
                 if not o.verify(self.tol):
@@ -268,34 +266,34 @@ class Newton:
                 o.check_finite()
                 self._squares[:] = np.inf
                 if state.history:
-                    objective, gradient = o.unit * float(o.values.sum()), float(self._relative().max())
+                    objective, gradient = float(o.values.sum()), float(self._relative().max())
                     state.history[-1] = replace(state.history[-1], objective=objective, gradient=gradient)
                 continue
             inner, before = o.inner_iterations, o.values.copy()
-            least = (before, left) if state.least is None else tuple(np.array(part) for part in state.least)
-            forcing = max(MIN_FORCING, state.sharper * _forcing(left[is_open], self.tol))
+            least = (before, gradients) if state.least is None else tuple(np.array(known) for known in state.least)
+            forcing = max(MIN_FORCING, state.sharper * _forcing(gradients[is_open], self.tol))
             try:
                 slopes = o.find_direction(is_open, forcing)
             except NotPositiveDefiniteError:
-                if not (left <= self.tol).all():
+                if not (gradients <= self.tol).all():
                     raise
                 state.useless = MAX_USELESS  # The point is as good as rounding lets it be, but how good is not known.
                 continue
-            lengths = self._line_search(is_open & (slopes < 0), slopes)
-            o.step(lengths)
+            step_lengths = self._line_search(is_open & (slopes < 0), slopes)
+            o.step(step_lengths)
             if state.recompute:
                 o.verify(self.tol)
             o.check_finite()
             self._squares[is_open] = np.inf
             now = self._relative()
-            state.expected = _expected(state.expected, is_open, slopes, lengths, left, now)
-            if not (now < 0.5 * left)[is_open].any():
+            state.expected = _expected(state.expected, is_open, slopes, step_lengths, gradients, now)
+            if not (now < 0.5 * gradients)[is_open].any():
                 # Steps that are short may be so for want of a better direction.
                 state.sharper = max(0.1 * state.sharper, MIN_FORCING_FACTOR)
-            fell = (o.values < least[0] - ROUNDING * np.abs(before)) | (now < 0.9 * least[1])
+            fell = (o.values < least[0] - MIN_RELATIVE_DECREASE * np.abs(before)) | (now < 0.9 * least[1])
             if state.recompute:
                 # Rounding lets both rise and fall.
-                state.least = [np.fmin(part, new).tolist() for part, new in zip(least, (o.values, now), strict=True)]
+                state.least = [np.fmin(old, new).tolist() for old, new in zip(least, (o.values, now), strict=True)]
             state.useless = 0 if fell[is_open].any() else state.useless + 1
             state.step += 1
             seconds = time.perf_counter() - begun
@@ -303,12 +301,12 @@ class Newton:
                 NewtonStep(
                     step=state.step,
                     seconds=seconds,
-                    objective=o.unit * float(o.values.sum()),
+                    objective=float(o.values.sum()),
                     gradient=float(now.max()),
-                    length=float(lengths[is_open].min()),
+                    length=float(step_lengths[is_open].min()),
                     n_open=int(is_open.sum()),
                     inner_iterations=o.inner_iterations - inner,
-                    decrement=float(_parts(-slopes, before)[is_open].max()),
+                    decrement=float(_relative_decrements(-slopes, before)[is_open].max()),
                 )
             )
             self._show(state, seconds / (state.step - first_step))
@@ -321,28 +319,28 @@ class Newton:
             return Status.STALLED
         return Status.MAX_ITERATIONS if state.step >= self.max_iter else None
 
-    def _are_done(self, left: Array, state: NewtonState) -> Mask:
+    def _are_done(self, gradients: Array, state: NewtonState) -> Mask:
         """Whether gradient, decrement and probabilities of every system are what was asked for."""
-        o, within = self.objective, left <= self.tol
-        self._squares[left == 0.0] = 0.0
+        o, within = self.objective, gradients <= self.tol
+        self._squares[gradients == 0.0] = 0.0
         wanted = within & ~np.isfinite(self._squares)
         if wanted.any():
             squares = o.decrements(wanted)
             if squares is None:
-                squares = np.full(len(left), np.inf) if state.expected is None else np.array(state.expected)
+                squares = np.full(len(gradients), np.inf) if state.expected is None else np.array(state.expected)
             self._squares = np.where(wanted, squares, self._squares)
         if not within.any():
             return within
-        parts, changes = self._left_over()
-        return np.asarray(within & (parts <= self.tol) & (changes <= self.tol**PROBABILITY_POWER))
+        decrements, changes = self._next_changes()
+        return np.asarray(within & (decrements <= self.tol) & (changes <= self.tol**PROBABILITY_POWER))
 
-    def _left_over(self) -> tuple[Array, Array]:
-        """Parts of the objective, and changes of a probability, that one more step would bring, of every system."""
+    def _next_changes(self) -> tuple[Array, Array]:
+        """Relative decrements, and changes of a probability, that one more step would bring, of every system."""
         if self._changes is None:
             o = self.objective
             squares = np.where(self._squares >= 0, self._squares, np.inf)  # NaN is not small
             changes = np.where(squares > 0, o.sensitivities() * np.sqrt(squares), 0.0)
-            self._changes = _parts(squares, o.values), changes
+            self._changes = _relative_decrements(squares, o.values), changes
         return self._changes
 
     def _relative(self) -> Array:
@@ -351,19 +349,19 @@ class Newton:
         return np.divide(o.gradients, o.references, out=np.zeros_like(o.gradients), where=o.references != 0)
 
     def _line_search(self, moves: Mask, slopes: Array) -> Array:
-        before, lengths = self.objective.values, np.where(moves, 1.0, 0.0)
+        before, step_lengths = self.objective.values, np.where(moves, 1.0, 0.0)
         for _ in range(MAX_HALVINGS):
-            allowed = before + ARMIJO_FRACTION * lengths * slopes + ROUNDING * np.abs(before)
-            good = ~moves | (self.objective.along(lengths) <= allowed)
+            allowed = before + ARMIJO_FRACTION * step_lengths * slopes + MIN_RELATIVE_DECREASE * np.abs(before)
+            good = ~moves | (self.objective.along(step_lengths) <= allowed)
             if good.all():
-                return lengths
-            lengths = np.where(good, lengths, lengths / 2)
-        return np.where(good, lengths, 0.0)
+                return step_lengths
+            step_lengths = np.where(good, step_lengths, step_lengths / 2)
+        return np.where(good, step_lengths, 0.0)
 
     def _ended(self, status: Status, state: NewtonState) -> NewtonOutcome:
-        parts, changes = self._left_over()
+        decrements, changes = self._next_changes()
         return NewtonOutcome(
-            status, float(self._relative().max()), float(parts.max()), float(min(changes.max(), 1.0)), state
+            status, float(self._relative().max()), float(decrements.max()), float(min(changes.max(), 1.0)), state
         )
 
     def _show(self, state: NewtonState, seconds_per_step: float) -> None:
@@ -380,13 +378,13 @@ class Newton:
         self.progress.detail(text)
 
 
-def _parts(squares: Array, values: Array) -> Array:
+def _relative_decrements(squares: Array, values: Array) -> Array:
     """½ gᵀH⁻¹g relative to the objective; 0 where both are 0."""
     return np.divide(squares, 2 * values, out=np.where(squares > 0, np.inf, 0.0), where=values > 0)
 
 
 def _expected(
-    before: list[float] | None, is_open: Mask, slopes: Array, lengths: Array, left: Array, now: Array
+    before: list[float] | None, is_open: Mask, slopes: Array, step_lengths: Array, gradients: Array, now: Array
 ) -> list[float]:
     """Estimates of the next decrements.
 
@@ -394,8 +392,8 @@ def _expected(
     more slowly: here it is taken to fall like the gradient itself.
     """
     known = np.full(len(slopes), np.inf) if before is None else np.array(before)
-    shares = np.divide(now, left, out=np.ones_like(now), where=left > 0)
-    found = np.where(lengths == 1.0, np.maximum(-slopes, 0.0) * np.minimum(shares, 1.0), np.inf)
+    shares = np.divide(now, gradients, out=np.ones_like(now), where=gradients > 0)
+    found = np.where(step_lengths == 1.0, np.maximum(-slopes, 0.0) * np.minimum(shares, 1.0), np.inf)
     return [float(e) for e in np.where(is_open, found, known)]
 
 
@@ -416,7 +414,7 @@ def steps_left(gradient: float, tol: float) -> int:
 
 @dataclass(frozen=True)
 class NewtonWork:
-    """What a typical fit takes, for all values of λ."""
+    """Steps and iterations of a typical fit, for all values of λ."""
 
     steps: int
     shift: float

@@ -9,7 +9,7 @@ A product is two passes over each block of rows while it is in memory, u = W Φ 
 sparse rows stay sparse, and D may be in the millions.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,7 +20,7 @@ from dkrr.cluster import Executor, Meter, RunRecord, Task
 from dkrr.cost import Work
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.kernels.map_base import FeatureMap
-from dkrr.linalg.passes import Design, RowWriter, Segment, Window
+from dkrr.linalg.passes import Design, RowWriter, Segment, SegmentVectors
 from dkrr.linalg.products import Operator, Precision, narrow_product_slowdown
 from dkrr.linalg.sources import read_range
 from dkrr.store import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
@@ -129,8 +129,8 @@ def _blocks(matrix: MemoryMatrix) -> list[tuple[Matrix, slice, slice]]:
     grid, nothing = matrix.grid, matrix.panel_buffer()
     blocks = [(matrix.tile_buffer(i, i), grid.rows(i), grid.rows(i)) for i in range(grid.n_tiles)]
     for i in range(1, grid.n_tiles):
-        (before,) = matrix.stretches(range(i))
-        blocks.append((matrix.read_stretch(i, before, nothing)[0], grid.rows(i), before))
+        (before,) = matrix.column_strips(range(i))
+        blocks.append((matrix.read_strip(i, before, nothing)[0], grid.rows(i), before))
     return blocks
 
 
@@ -364,7 +364,7 @@ def training_errors(
     """
     total: Array | float = 0.0
     out, multiply, weights = RowWriter(errors, segment, meter), design.times(coef), segment.weight_rows()
-    before = segment.target_rows() if known is None else Window(known, segment)
+    before = segment.target_rows() if known is None else SegmentVectors(known, segment)
     for where, x in segment.blocks(meter):
         with meter.time("multiply"):
             u = np.array(before[where])
@@ -387,7 +387,7 @@ def squared_values(meter: Meter, design: Design, segment: Segment, vectors: Arra
     return total
 
 
-def _weighted(values: Array, weights: Window | None, where: slice) -> Array:
+def _weighted(values: Array, weights: SegmentVectors | None, where: slice) -> Array:
     return values if weights is None else values * weights[where]
 
 
@@ -409,7 +409,6 @@ class NormalOperator(Operator):
     segments: tuple[Segment, ...]
     executor: Executor
     n: int
-    on_pass: Callable[[], None] = lambda: None
     record: RunRecord = field(default_factory=RunRecord)
 
     def multiply(
@@ -422,5 +421,4 @@ class NormalOperator(Operator):
         tasks = [Task(f"normal-{k}", normal_product, (self.design, s)) for k, s in enumerate(self.segments)]
         total, record = self.executor.total(tasks, np.ascontiguousarray(vectors))
         self.record.add(record)
-        self.on_pass()
         return total  # type: ignore[no-any-return]

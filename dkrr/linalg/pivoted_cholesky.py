@@ -35,10 +35,11 @@ from dkrr.cluster import Executor, RunRecord, SerialExecutor, Task
 from dkrr.cost import Work
 from dkrr.data import MemoryRows, Rows
 from dkrr.kernels import Kernel
+from dkrr.linalg.column_sources import ColumnSource, DividedColumns, GramColumns
 from dkrr.linalg.factor_rows import (
+    FACTOR_STRIP_ENTRIES,
     GRAM_COLUMNS,
     GRAM_ROWS,
-    STRIP_ENTRIES,
     FactorRows,
     KeptColumns,
     LostRowsError,
@@ -53,7 +54,7 @@ from dkrr.linalg.factor_rows import (
     write_columns,
 )
 from dkrr.linalg.products import Precision, column_sizes
-from dkrr.linalg.sources import ColumnSource, DividedColumns, GramColumns, clear_upper, gram_block_bytes
+from dkrr.linalg.sources import clear_upper, gram_block_bytes
 from dkrr.store import ChunkedArray
 
 Array = NDArray[np.float64]
@@ -68,8 +69,8 @@ APPLY_SECONDS_PER_ENTRY: dict[Precision, float] = {"float32": 0.7e-9, "float64":
 """Time of both products of an entry of the float32 factor with one vector; for those in float64 it is converted."""
 LOW_OVERHEAD = 1.3
 """Time of the products of a factor in float32 over that of their operations: strips, and blocks on the diagonal."""
-LOW_PRECISION_LEFT = 1e-3
-"""Fraction of the trace that is left down to which columns are added by products in float32."""
+FLOAT32_TRACE_FRACTION = 1e-3
+"""Smallest fraction of the trace not yet captured with which columns are added by products in float32."""
 FACTOR_DTYPE = np.float32
 """Type of a factor that preconditions: rounding gives another factor, as good a preconditioner, of half the size."""
 FACTOR_BYTES = np.dtype(FACTOR_DTYPE).itemsize
@@ -77,14 +78,14 @@ FACTOR_BYTES = np.dtype(FACTOR_DTYPE).itemsize
 
 @dataclass(frozen=True)
 class FactorState:
-    """All of a partial factor but its rows: with them it grows as it would have."""
+    """State of a partial factor but its rows: with them it grows as it would have."""
 
     index: NDArray[np.intp]
-    """Pivots."""
-    corner: Array
+    """Numbers of the pivots, in the order in which they were chosen."""
+    pivot_factor: Array
     """Rows of F at the pivots, of shape (rank, rank)."""
-    left: Array
-    """What is left of the diagonal, in its units."""
+    residual_diagonal: Array
+    """Diagonal of A − F Fᵀ, in its units."""
     traces: list[tuple[int, float]]
     round: int
     """Number of the last round, from which random numbers follow."""
@@ -125,7 +126,7 @@ class PivotedCholesky:
     index: NDArray[np.intp] = field(init=False)
     """Pivots S, in the order in which they were chosen."""
     traces: list[tuple[int, float]] = field(init=False)
-    """Rank, and what was left of the trace in units of `trace_unit`, after every round."""
+    """Rank, and the trace of A − F Fᵀ in units of `trace_unit`, after every round."""
     trace_unit: float = field(init=False)
     """A power of two: sums of large entries of A, or of importance, would overflow."""
 
@@ -144,7 +145,7 @@ class PivotedCholesky:
             self._importance = self.importance / size
             with np.errstate(over="ignore"):
                 self.trace_unit = float(np.float64(self._unit) * size)
-        self._left = self._first_diagonal.copy()
+        self._residual_diagonal = self._first_diagonal.copy()
         self._taken: list[Any] = []
         self._round = 0
         self._exhausted = False
@@ -158,7 +159,7 @@ class PivotedCholesky:
 
     @property
     def rank(self) -> int:
-        """Columns of F."""
+        """Number of columns of F."""
         return len(self.index)
 
     @property
@@ -167,9 +168,9 @@ class PivotedCholesky:
         return np.dtype(self.dtype) == np.float32
 
     @property
-    def left(self) -> Array:
+    def residual_diagonal(self) -> Array:
         """Diagonal of A − F Fᵀ, of shape (n,); not to be written to."""
-        return self._left if self._unit == 1.0 else self._left * self._unit
+        return self._residual_diagonal if self._unit == 1.0 else self._residual_diagonal * self._unit
 
     @property
     def diagonal(self) -> Array:
@@ -177,7 +178,7 @@ class PivotedCholesky:
         return self._first_diagonal if self._unit == 1.0 else self._first_diagonal * self._unit
 
     @property
-    def corner(self) -> Array:
+    def pivot_factor(self) -> Array:
         """L with L Lᵀ = A[S, S] / c, of shape (r, r): the rows of F at the pivots, in the same units."""
         return self._square[: self.rank, : self.rank]
 
@@ -193,50 +194,54 @@ class PivotedCholesky:
 
     def restore(self, index: NDArray[np.intp]) -> None:
         """Take pivots that an earlier run chose, in their order."""
-        taken, lower = self._divided.take(index), self._square[: len(index), : len(index)]
+        taken, lower = self._divided.select_columns(index), self._square[: len(index), : len(index)]
         lower[...] = self._divided.among(taken, taken)
         if blas.cholesky_in_place(lower):
             self._square[...] = 0.0
-            return  # rounding made the corner singular: start without pivots
+            return  # rounding made this matrix singular: start without pivots
         clear_upper(lower)
         self.index, self._taken = index, [taken]
-        self._map(rebuild_rows, (taken, self.corner))
-        self._left = self._first_diagonal - np.concatenate([t.value for t in self._map(square_rows, None).tasks])
-        np.maximum(self._left, 0.0, out=self._left)
-        self._left[index] = 0.0
+        self._map(rebuild_rows, (taken, self.pivot_factor))
+        self._residual_diagonal = self._first_diagonal - np.concatenate(
+            [t.value for t in self._map(square_rows, None).tasks]
+        )
+        np.maximum(self._residual_diagonal, 0.0, out=self._residual_diagonal)
+        self._residual_diagonal[index] = 0.0
         self._round = 10_000 + len(index)  # other random numbers than the run that chose these
         self.traces.append((self.rank, float(self._weighted().sum())))
 
     @property
     def segments(self) -> list[tuple[int, int]]:
-        """First row, and the last but one, of the parts of the rows that tasks have."""
+        """Range (start, stop) of the rows of every segment."""
         return [(one.start, one.stop) for one in self._segments]
 
     def state(self) -> FactorState:
-        """What `take` needs besides the rows."""
-        left, traces = self._left.copy(), list(self.traces)
-        return FactorState(self.index, self.corner.copy(), left, traces, self._round, is_exhausted=self._exhausted)
+        """State that `restore_columns` takes besides the rows."""
+        left, traces = self._residual_diagonal.copy(), list(self.traces)
+        return FactorState(
+            self.index, self.pivot_factor.copy(), left, traces, self._round, is_exhausted=self._exhausted
+        )
 
     def write_columns(self, first: int, arrays: Sequence[ChunkedArray]) -> None:
         """Write the columns from a number on, to an array for each of `segments`."""
         self._safely(lambda: self._map(write_columns, (first, arrays)))
 
-    def take(self, kept: Sequence[KeptColumns], state: FactorState) -> None:
+    def restore_columns(self, kept: Sequence[KeptColumns], state: FactorState) -> None:
         """Take the columns that an earlier run wrote, and grow on from there with the same bits.
 
         Raises
         ------
         DamagedChunkError
-            If a part of them is damaged; nothing is taken then.
+            If some of them are damaged; nothing is restored then.
         """
         self._map(read_columns, kept)
         rank = len(state.index)
-        self.index, self._left, self.traces = state.index, state.left, state.traces
-        self._square[:rank, :rank] = state.corner
+        self.index, self._residual_diagonal, self.traces = state.index, state.residual_diagonal, state.traces
+        self._square[:rank, :rank] = state.pivot_factor
         self._round, self._exhausted = state.round, state.is_exhausted
         # As the rounds took them: entries of other blocks are rounded otherwise.
         ranks = sorted({r for r, _ in self.traces})
-        self._taken = [self._divided.take(self.index[a:b]) for a, b in pairwise(ranks)]
+        self._taken = [self._divided.select_columns(self.index[a:b]) for a, b in pairwise(ranks)]
 
     def gram(self, weights: Array, precision: Precision = "float64") -> Array:
         """Lower triangle of Fᵀ diag(v) F; shape (r, r). Entries above the diagonal are undefined."""
@@ -270,7 +275,7 @@ class PivotedCholesky:
 
     def of_pivots(self, vectors: Array) -> Array:
         """Z with A[:, S] Z = F U, for U of shape (r, m), which is overwritten."""
-        blas.solve_lower(np.ascontiguousarray(self.corner), vectors, transpose=True)
+        blas.solve_lower(np.ascontiguousarray(self.pivot_factor), vectors, transpose=True)
         vectors /= sqrt(self._unit)
         return vectors
 
@@ -286,7 +291,7 @@ class PivotedCholesky:
         self.executor.forget(self.run)
 
     def _weighted(self) -> Array:
-        return self._left if self._importance is None else self._left * self._importance
+        return self._residual_diagonal if self._importance is None else self._residual_diagonal * self._importance
 
     def _add_round(self, block: int, wanted: int) -> None:
         self._round += 1
@@ -295,19 +300,19 @@ class PivotedCholesky:
         if len(candidates) == 0:
             self._exhausted = True
             return
-        taken = self._divided.take(candidates)
+        taken = self._divided.select_columns(candidates)
         above = self._factor_at(taken)
-        corner = self._divided.among(taken, taken)
+        pivot_factor = self._divided.among(taken, taken)
         if self.rank:
-            blas.gemm(corner, above, above, transpose_b=True, alpha=-1.0, beta=1.0)
-        accepted, lower = self._accept(candidates, corner, rng, wanted - self.rank)
+            blas.gemm(pivot_factor, above, above, transpose_b=True, alpha=-1.0, beta=1.0)
+        accepted, lower = self._accept(candidates, pivot_factor, rng, wanted - self.rank)
         if not accepted:
             # What is left of these is rounding, however large its sum looks.
-            self._left[candidates[~(corner.diagonal() > self._threshold()[candidates])]] = 0.0
+            self._residual_diagonal[candidates[~(pivot_factor.diagonal() > self._threshold()[candidates])]] = 0.0
             return
         chosen = candidates[accepted]
         # Rounding to float32 is of the size of that of F itself, which is far below what is left.
-        is_large = self._is_low and self._left.sum() > LOW_PRECISION_LEFT * self._first_diagonal.sum()
+        is_large = self._is_low and self._residual_diagonal.sum() > FLOAT32_TRACE_FRACTION * self._first_diagonal.sum()
         new = NewColumns(
             self.rank,
             taken[accepted],
@@ -316,9 +321,9 @@ class PivotedCholesky:
             "float32" if is_large else "float64",
         )
         record = self._safely(lambda: self._map(extend_rows, new))
-        self._left -= np.concatenate([t.value for t in record.tasks])
-        np.maximum(self._left, 0.0, out=self._left)
-        self._left[chosen] = 0.0
+        self._residual_diagonal -= np.concatenate([t.value for t in record.tasks])
+        np.maximum(self._residual_diagonal, 0.0, out=self._residual_diagonal)
+        self._residual_diagonal[chosen] = 0.0
         self._taken.append(new.taken)
         before, after = self.rank, self.rank + len(chosen)
         self._square[before:after, :before] = new.above
@@ -327,7 +332,7 @@ class PivotedCholesky:
 
     def _propose(self, block: int, rng: np.random.Generator) -> NDArray[np.intp]:
         """Candidates, each once; none where nothing is left of A."""
-        left = np.where(self._left > self._threshold(), self._weighted(), 0.0)
+        left = np.where(self._residual_diagonal > self._threshold(), self._weighted(), 0.0)
         n_left = int(np.count_nonzero(left))
         if n_left == 0:
             return np.empty(0, np.intp)
@@ -336,7 +341,7 @@ class PivotedCholesky:
         return drawn[np.sort(np.unique(drawn, return_index=True)[1])]
 
     def _threshold(self) -> Array:
-        """What is left of the diagonal below this is rounding."""
+        """Entries of the residual diagonal at or below which it is rounding, of shape (n,)."""
         precision = float(np.finfo(np.dtype(self.dtype)).eps)
         return np.asarray(10.0 * precision * self._first_diagonal)
 
@@ -345,14 +350,14 @@ class PivotedCholesky:
         if not self.rank:
             return np.zeros((self._divided.among(taken, taken).shape[0], 0))
         rows = np.ascontiguousarray(np.hstack([self._divided.among(taken, t) for t in self._taken]))
-        blas.solve_lower_right(self.corner, rows)
+        blas.solve_lower_right(self.pivot_factor, rows)
         return rows
 
     def _accept(
-        self, candidates: NDArray[np.intp], corner: Array, rng: np.random.Generator, most: int
+        self, candidates: NDArray[np.intp], pivot_factor: Array, rng: np.random.Generator, most: int
     ) -> tuple[list[int], Array]:
-        """Positions of the candidates that hold, and the Cholesky factor of what is left of A among them."""
-        h, first = corner.copy(), corner.diagonal().copy()
+        """Positions of the candidates that hold, and the Cholesky factor of A − F Fᵀ among them."""
+        h, first = pivot_factor.copy(), pivot_factor.diagonal().copy()
         threshold = self._threshold()[candidates]
         accepted: list[int] = []
         columns = np.zeros_like(h)
@@ -371,7 +376,7 @@ class PivotedCholesky:
         return accepted, lower
 
     def _tasks(self, function: Callable[..., Any], segments: Sequence[FactorRows] | None = None) -> list[Task]:
-        """One task for each place, or for some of them."""
+        """Tasks of all places or of some, one each."""
         chosen = self._segments if segments is None else segments
         return [Task(f"{function.__name__}-{p.number}", function, (p,), place=p.number) for p in chosen]
 
@@ -395,8 +400,8 @@ class PivotedCholesky:
             try:
                 return run()
             except LostRowsError:
-                whole = self._divided.take(self.index)
-                self._map(rebuild_rows, (whole, self.corner))
+                whole = self._divided.select_columns(self.index)
+                self._map(rebuild_rows, (whole, self.pivot_factor))
         return run()
 
 
@@ -438,7 +443,7 @@ def partial_apply_work(n: int, rank: int, n_columns: int, precision: Precision) 
 def factor_rows_bytes(n: int, rank: int, slots: int) -> int:
     """Memory of the rows of F of one slot, and of a strip in work."""
     low, itemsize = min(rank, GRAM_COLUMNS) * (GRAM_ROWS + rank), np.dtype(FACTOR_DTYPE).itemsize
-    return itemsize * -(-n // slots) * rank + max(3 * 8 * max(STRIP_ENTRIES, 64 * rank), 4 * low)
+    return itemsize * -(-n // slots) * rank + max(3 * 8 * max(FACTOR_STRIP_ENTRIES, 64 * rank), 4 * low)
 
 
 SPREAD = 1.2
@@ -504,7 +509,7 @@ ACCEPT_SECONDS = 1e-9
 
 
 def n_candidates(n: int, rank: int) -> int:
-    """Rows from which so many pivots are chosen."""
+    """Number of rows from which `rank` pivots are chosen."""
     return min(n, max(MIN_CANDIDATES, CANDIDATES_TO_RANK * rank))
 
 
@@ -524,7 +529,7 @@ def choice_bytes(kernel: Kernel, n: int, rank: int, n_features: int, csr_bytes: 
     The factor in float64 and the columns of a round, the square of the pivots and those of a round, and vectors.
     """
     block = max(MIN_BLOCK, -(-rank // BLOCKS_TO_RANK))
-    arrays = n * (rank + block + 8) + rank * (rank + 3 * block) + STRIP_ENTRIES
+    arrays = n * (rank + block + 8) + rank * (rank + 3 * block) + FACTOR_STRIP_ENTRIES
     return 8 * arrays + gram_block_bytes(kernel, n, n_features, csr_bytes)
 
 

@@ -4,7 +4,7 @@ With A = C K C + diag(s), C² = W, and L Lᵀ = A::
 
     v(x) = k(x, x) − ‖L⁻¹ C k_x‖²,    log |A| = 2 Σ log Lᵢᵢ
 
-and with a free constant, whose prior is flat, (1 − cᵀA⁻¹ C k_x)² / cᵀA⁻¹c more.
+and with an intercept, whose prior is flat, (1 − cᵀA⁻¹ C k_x)² / cᵀA⁻¹c more.
 
 References
 ----------
@@ -26,18 +26,18 @@ from dkrr.store import TileGrid
 
 Array = NDArray[np.float64]
 
-ROUNDING = 1e-8
-"""Part of k(x, x) by which a variance may be negative from rounding; what is more negative is an error."""
+MAX_NEGATIVE_FRACTION = 1e-8
+"""Largest fraction of k(x, x) by which a variance may be negative from rounding; beyond it is an error."""
 ROWS_MOVED = 256
 """Rows of a block of which columns are moved at a time."""
 
-SOME_OF_PRIOR = 0.1
-"""Part of k(x, x) that variances of rows near training rows are, about; for plans."""
+NEAR_VARIANCE_FRACTION = 0.1
+"""Variance of rows near training rows, as a fraction of k(x, x), about; for plans."""
 
 
 def takes_second_sweep(n: int, shift: float) -> bool:
     """Whether bounds of most rows take a second substitution, where k(x, x) is 1 and s the same for all n rows."""
-    return 6 * (n + 2) * EPS * n > SOME_OF_PRIOR * RELATIVE_WIDTH * shift
+    return 6 * (n + 2) * EPS * n > NEAR_VARIANCE_FRACTION * RELATIVE_WIDTH * shift
 
 
 @dataclass
@@ -49,7 +49,7 @@ class FactoredPosterior:
     factor : TiledMatrix or MemoryMatrix
         L.
     constant : ndarray of shape (n,), optional
-        c, with a free constant.
+        c, with an intercept.
     n_threads : int
     shift : float
         Smallest s.
@@ -84,17 +84,17 @@ class FactoredPosterior:
         """
         z = self._swept(cross)
         found = prior - np.einsum("ij,ij->j", z, z)
-        bad = found < -ROUNDING * np.maximum(prior, 1e-300)
+        bad = found < -MAX_NEGATIVE_FRACTION * np.maximum(prior, 1e-300)
         if bad.any():
             raise NotFiniteError(
                 f"a variance is {found[bad][0]:.1e}, negative by more than rounding: λ is too small beside rounding in "
                 f"K, or the kernel is not positive semidefinite; expected a larger alpha"
             )
         found = np.maximum(found, 0.0)
-        part = self._quick_fraction
-        quick = np.sqrt((prior - found) * part) if part < np.inf else np.full(len(found), np.inf)
-        solved = self._solved_constant
-        distance = None if solved is None else np.abs(1.0 - solved[0] @ z)
+        fraction = self._quick_fraction
+        quick = np.sqrt((prior - found) * fraction) if fraction < np.inf else np.full(len(found), np.inf)
+        system = self._intercept_system
+        distance = None if system is None else np.abs(1.0 - system[0] @ z)
         bounds = self._bounded(distance, found, prior, quick)
         wide = np.flatnonzero(bounds.relative_width > RELATIVE_WIDTH)
         if len(wide):
@@ -106,12 +106,12 @@ class FactoredPosterior:
         return bounds
 
     def _bounded(self, distance: Array | None, found: Array, prior: Array, rounding: Array) -> VarianceBounds:
-        """Bounds from |1 − cᵀA⁻¹ C k_x|, with a constant, and from roots of the largest |xᵀEx|; all of shape (m,)."""
+        """Bounds from |1 − cᵀA⁻¹ C k_x|, with an intercept, and from roots of the largest |xᵀEx|; all of shape (m,)."""
         error = rounding**2 + 4 * EPS * prior
         lower, upper = np.maximum(found - error, 0.0), np.minimum(found + error, prior * (1.0 + 4 * EPS))
-        if self._solved_constant is not None:
+        if self._intercept_system is not None:
             assert distance is not None
-            _, total, root = self._solved_constant
+            _, total, root = self._intercept_system
             found = found + distance**2 / total
             if root**2 < total:
                 low, high = constant_bounds(distance, rounding * root + 4 * EPS, (total - root**2, total + root**2))
@@ -154,7 +154,7 @@ class FactoredPosterior:
         return np.asarray(sizes * np.sqrt(self._gamma * (1.0 + self._gamma * self._trace / least)))
 
     @cached_property
-    def _solved_constant(self) -> tuple[Array, float, float] | None:
+    def _intercept_system(self) -> tuple[Array, float, float] | None:
         """L⁻¹ c, cᵀA⁻¹c, and the root of what rounding may change in the latter."""
         if self.constant is None:
             return None
@@ -164,13 +164,13 @@ class FactoredPosterior:
         return w[:, 0], total, float(self._rounding_of(x, least if least > 0 else self._least)[0])
 
     def log_determinant(self) -> float:
-        """Log |A|, and with a free constant log(cᵀA⁻¹c) more, as the restricted likelihood has it."""
+        """Log |A|, and with an intercept log(cᵀA⁻¹c) more, as the restricted likelihood has it."""
         grid, total = self.factor.grid, 0.0
         for i in range(grid.n_tiles):
             tile = np.empty((grid.height(i), grid.height(i)))
             self.factor.read_tile(i, i, tile)
             total += 2.0 * float(np.log(tile.diagonal()).sum())
-        return total if self._solved_constant is None else total + float(np.log(self._solved_constant[1]))
+        return total if self._intercept_system is None else total + float(np.log(self._intercept_system[1]))
 
     def _swept(self, x: Array, *, transpose: bool = False) -> Array:
         """L⁻¹ X, or L⁻ᵀ X, in place of X."""
@@ -182,10 +182,10 @@ class FactoredPosterior:
 
 
 def _brought_forward(z: Array, columns: NDArray[np.intp]) -> Array:
-    """Some columns as the first ones of the same array, which needs no memory for a copy."""
+    """Move some columns to the front of the same array, which needs no memory for a copy."""
     for start in range(0, len(z), ROWS_MOVED):
-        part = z[start : start + ROWS_MOVED]
-        part[:, : len(columns)] = part[:, columns]
+        strip = z[start : start + ROWS_MOVED]
+        strip[:, : len(columns)] = strip[:, columns]
     return z[:, : len(columns)]
 
 

@@ -80,7 +80,7 @@ class Preconditioner(ABC):
 
 
 class Identity(Preconditioner):
-    """No preconditioner."""
+    """The identity, which preconditions nothing."""
 
     is_scaling = True
 
@@ -121,7 +121,7 @@ class Diagonal(Preconditioner):
 
 
 class LazyPreconditioner(Preconditioner):
-    """One that is made when it is first applied: an iteration that begins at its solution needs none.
+    """Preconditioner that is made when it is first applied: an iteration that begins at its solution needs none.
 
     Parameters
     ----------
@@ -221,7 +221,7 @@ INEXACT = 0.1
 LOW_PRECISION_RATIO = 1e6
 """Largest eigenvalue over t up to which products with F are in float32 where F is stored so. (Iterations measured at a
 ratio of 4e5: the same as with products in float64; at 4e6: up to twice as many; at 4e7 the digits are lost.)"""
-ROUNDING = 10.0 * float(np.finfo(np.float64).eps)
+MIN_SHIFT_FRACTION = 10.0 * float(np.finfo(np.float64).eps)
 """Fraction of the trace below which a shift is lost beside the large eigenvalues."""
 
 
@@ -231,7 +231,7 @@ class ShiftGroup:
 
     shift: Array
     """t, of shape (1,) or (n,)."""
-    middle: Array
+    capacitance_factor: Array
     """Cholesky factor of I + Fᵀ C T⁻¹ C F, of shape (r, r)."""
 
 
@@ -243,7 +243,7 @@ class LowRank(Preconditioner):
 
         z = T⁻¹ r − T⁻¹ C F (I + Fᵀ C T⁻¹ C F)⁻¹ Fᵀ C T⁻¹ r
 
-    F belongs to A alone: another t or c costs the small matrix in the middle, not a factor.
+    F belongs to A alone: another t or c costs the small capacitance matrix, not a factor.
 
     With A = F Fᵀ + E and t = s, M⁻¹ (A + s) has eigenvalues from 1 to 1 + ‖E‖ / s, far apart where s is far below all
     eigenvalues of E, and M⁻¹ loses all digits. With t = max(s, δ), δ the mean eigenvalue of E, none is larger than
@@ -296,7 +296,7 @@ class LowRank(Preconditioner):
         return "float32" if float(self._largest.max()) <= LOW_PRECISION_RATIO * sqrt(n_sums) * least else "float64"
 
     def _gram(self, weights: Array, shifts: Iterable[Array]) -> Array:
-        """Lower triangle of Fᵀ diag(v) F for the matrices in the middle with these shifts."""
+        """Lower triangle of Fᵀ diag(v) F for the capacitance matrices with these shifts."""
         n_sums = max(1.0, self.factor.columns.n / GRAM_ROWS)
         return self.factor.gram(weights, self._precision_for(shifts, n_sums))
 
@@ -320,22 +320,26 @@ class LowRank(Preconditioner):
         raised = [self._raised(s, squares) for s in shifts]
         groups, gram, first = [], np.empty((0, 0)), np.ones(1)
         for t in raised:
-            middle = np.empty((0, 0))
+            capacitance_factor = np.empty((0, 0))
             if self.factor.rank and len(t) > 1:
-                middle = small_cholesky(self._gram(c2 / t, [t]), 1.0)
+                capacitance_factor = small_cholesky(self._gram(c2 / t, [t]), 1.0)
             elif self.factor.rank:
                 if not len(gram):  # of C T⁻¹ C, which overflows later than C² does
                     gram, first = self._gram(c2 / t, raised), t
-                middle = small_cholesky(gram if len(raised) == 1 else gram * (first / t), 1.0)
-            groups.append(ShiftGroup(t, middle))
+                capacitance_factor = small_cholesky(gram if len(raised) == 1 else gram * (first / t), 1.0)
+            groups.append(ShiftGroup(t, capacitance_factor))
         return tuple(groups)
 
     def _raised(self, shift: Array, squares: Array | None) -> Array:
         """t, of shape (1,) or (n,), for s of such a shape and c² of shape (n,)."""
         f, uniform = self.factor, squares is None and len(shift) == 1
-        left, whole = (f.left, f.diagonal) if squares is None else (squares * f.left, squares * f.diagonal)
-        mean = mean_left(left, f.rank)
-        rounding = self.lift * ROUNDING
+        left, whole = (
+            (f.residual_diagonal, f.diagonal)
+            if squares is None
+            else (squares * f.residual_diagonal, squares * f.diagonal)
+        )
+        mean = mean_residual_eigenvalue(left, f.rank)
+        rounding = self.lift * MIN_SHIFT_FRACTION
         if uniform:
             t = np.maximum(shift, max(mean, float((rounding * whole).sum())))
         else:
@@ -369,10 +373,10 @@ class LowRank(Preconditioner):
         inner = self.factor.project(right if c is None else c * right, self.precision)
         for k in np.unique(numbers):
             here = np.flatnonzero(numbers == k)
-            part = np.ascontiguousarray(inner[:, here])
-            blas.solve_lower(self._groups[k].middle, part)
-            blas.solve_lower(self._groups[k].middle, part, transpose=True)
-            inner[:, here] = part
+            group_inner = np.ascontiguousarray(inner[:, here])
+            blas.solve_lower(self._groups[k].capacitance_factor, group_inner)
+            blas.solve_lower(self._groups[k].capacitance_factor, group_inner, transpose=True)
+            inner[:, here] = group_inner
         outer = self.factor.expand(inner, self.precision)
         if c is not None:
             outer *= c
@@ -382,7 +386,9 @@ class LowRank(Preconditioner):
         """Log |M|, of a preconditioner that all right-hand sides share."""
         (group,) = self._groups
         n = self.factor.columns.n
-        return float(np.log(np.broadcast_to(group.shift, n)).sum() + 2.0 * np.log(group.middle.diagonal()).sum())
+        return float(
+            np.log(np.broadcast_to(group.shift, n)).sum() + 2.0 * np.log(group.capacitance_factor.diagonal()).sum()
+        )
 
     def sample(self, n_columns: int, rng: np.random.Generator) -> Array:
         """Vectors from N(0, M), of shape (n, n_columns), of a preconditioner that all right-hand sides share."""
@@ -433,7 +439,7 @@ class LowRank(Preconditioner):
             self._largest = self._largest_eigenvalues()
         t = self.shifts(columns)
         # At the pivots, where F leaves nothing, t may be small without any such eigenvalue.
-        others = self.factor.left > 0
+        others = self.factor.residual_diagonal > 0
         least = np.broadcast_to((t[others] if len(t) > 1 and others.any() else t).min(axis=0), len(columns))
         return least, (self._largest if len(self._largest) == 1 else self._largest[columns]) + least
 
@@ -445,8 +451,8 @@ class LowRank(Preconditioner):
         if not self.factor.rank:
             return largest
         first = self.factor.project(c)
-        lengths = column_norms(first)
-        first /= np.where(lengths > 0, lengths, 1.0)
+        norms = column_norms(first)
+        first /= np.where(norms > 0, norms, 1.0)
         second = self.factor.project(c * (c * self.factor.expand(first)))
         return np.asarray(np.maximum(largest, column_norms(second)))
 
@@ -467,7 +473,7 @@ def small_cholesky(matrix: Array, shift: float) -> Array:
     return matrix
 
 
-def mean_left(left: Array, rank: int) -> float:
+def mean_residual_eigenvalue(left: Array, rank: int) -> float:
     """δ, the mean eigenvalue of what a partial factor of this rank leaves, from its diagonal (n,)."""
     return float((left / max(len(left) - rank, 1)).sum())  # in this order the sum does not overflow
 
@@ -476,11 +482,11 @@ SAMPLE = 1024
 """Most rows of a sample: 0.1 s, and the 250 largest of their eigenvalues over n are within a factor of two of those of
 all rows."""
 SAMPLED_FRACTION = 1 / 3
-"""Part of the rows that is their sample where they are few: a ninth of the work of forming K."""
+"""Fraction of the rows that is their sample where they are few: a ninth of the work of forming K."""
 MIN_SAMPLED_ROWS = 512
 """Rows from which the spectrum is estimated on a sample: below, all of the work is about as short."""
 MAX_SAMPLE_BYTES = 64 * 2**20
-"""Most memory that the rows of a sample may take: planning has no part of a memory limit."""
+"""Most memory that the rows of a sample may take: planning has no share of a memory limit."""
 _BLOCKS = 16
 """Blocks of consecutive rows that are read where rows are in a store."""
 

@@ -9,8 +9,9 @@ from dkrr.cluster import Executor, Progress, RunRecord, SerialExecutor, Task
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.in_memory_cholesky import factor_in_memory, memory_system
+from dkrr.linalg.likelihood_passes import CurvatureProduct, LikelihoodPass, likelihood_pass
 from dkrr.linalg.newton import Mask, Objective, Point
-from dkrr.linalg.passes import CurvatureProduct, LikelihoodPass, Segment, likelihood_pass
+from dkrr.linalg.passes import Segment
 from dkrr.linalg.preconditioners import Diagonal, Identity, Preconditioner
 from dkrr.linalg.products import column_norms
 from dkrr.linalg.sources import FormedTiles
@@ -47,8 +48,6 @@ class PrimalObjective(Objective):
     progress : Progress
     least_weight : float
         Smallest weight of a row but 0.
-    unit : float
-        What weights and λ have been divided by.
     known : ndarray of shape (n_systems,), optional
         The references, where an earlier objective of the same labels has computed them.
     """
@@ -63,7 +62,6 @@ class PrimalObjective(Objective):
     progress: Progress
     least_weight: float = 1.0
     record: RunRecord = field(default_factory=RunRecord)
-    unit: float = 1.0
     known: InitVar[Array | None] = None
     messages: list[str] = field(default_factory=list)
 
@@ -109,13 +107,13 @@ class PrimalObjective(Objective):
         self._check_finite(found)
         curvature = self._diagonal(found)
         # The constant apart, since features may be of any size.
-        parts = [slice(None)] if not self.passes.fit_intercept else [slice(0, p - 1), slice(p - 1, p)]
+        ranges = [slice(None)] if not self.passes.fit_intercept else [slice(0, p - 1), slice(p - 1, p)]
         is_zero = np.ones(like.n_systems, np.bool_)
-        for part in parts:
+        for which in ranges:
             # At zero Σ v φ² is some multiple of the curvature's trace, and Σ v of the objective.
-            squares = like.per_system(curvature[part].sum(axis=0))
+            squares = like.per_system(curvature[which].sum(axis=0))
             rounding = 100 * float(np.finfo(float).eps) * np.sqrt(squares) * np.sqrt(values)
-            is_zero &= self._together(column_norms(gradient[part])) <= rounding
+            is_zero &= self._together(column_norms(gradient[which])) <= rounding
         return np.where(is_zero, 0.0, self._norms(gradient, values))
 
     def _norms(self, gradient: Array, values: Array) -> Array:
@@ -193,9 +191,8 @@ class PrimalObjective(Objective):
                 factor_in_memory(memory_system(FormedTiles((factor,)), shift, factor), SerialExecutor())
                 x = substituted(factor, right_side)
             except NotPositiveDefiniteError as error:
-                alpha = self.alpha * self.unit
                 raise NotPositiveDefiniteError(
-                    f"kernel logistic regression, λ = alpha = {alpha:g}: the curvature is not positive definite "
+                    f"kernel logistic regression, λ = alpha = {self.alpha:g}: the curvature is not positive definite "
                     f"at feature {error.row % p}: λ is below its rounding. Increase alpha, or scale the columns of X",
                     error.row % p,
                 ) from None
@@ -250,13 +247,13 @@ class PrimalObjective(Objective):
         if is_softmax and self.passes.fit_intercept:
             self._direction[-1] -= self._direction[-1].mean()  # equal intercepts change nothing
 
-    def along(self, lengths: Array) -> Array:
+    def along(self, step_lengths: Array) -> Array:
         """See base class; a pass, whose gradient and curvature are kept."""
-        trial = self._coef + np.broadcast_to(lengths, (self._coef.shape[1],)) * self._direction
+        trial = self._coef + np.broadcast_to(step_lengths, (self._coef.shape[1],)) * self._direction
         self._trial = (trial, self._evaluate(trial))
         return self._trial[1][0]
 
-    def step(self, lengths: Array) -> None:
-        wanted = self._coef + np.broadcast_to(lengths, (self._coef.shape[1],)) * self._direction
+    def step(self, step_lengths: Array) -> None:
+        wanted = self._coef + np.broadcast_to(step_lengths, (self._coef.shape[1],)) * self._direction
         trial, found = self._trial
         self._take(wanted, found if np.array_equal(trial, wanted) else self._evaluate(wanted))

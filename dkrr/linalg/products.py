@@ -1,18 +1,14 @@
 """Products of a symmetric matrix with a block of vectors: what conjugate gradient needs of a matrix.
 
 Where the matrix is in tiles, a product is one pass over its lower triangle, cut into groups, a few to a worker. One
-task multiplies one group by all vectors and uses every off-diagonal piece twice, for y_I += A_IJ p_J and
+task multiplies one group by all vectors and uses every off-diagonal strip twice, for y_I += A_IJ p_J and
 y_J += A_IJᵀ p_I, so that half the entries are formed or read. Tiles that fit are kept in the memory of the worker that
-first formed them; the others are formed (or read) at every pass, and their pieces never leave the cache.
-
-Systems may leave rows out: (C_j K C_j + λ_j I) β_j = C_j y_j, each column j with its own training set, where
-C_j is diag(√w) with zeros on the rows that are left out. All columns share the products with K, and a product K C_j β_j
-holds the predictions of the rows that are left out.
+first formed them; the others are formed (or read) at every pass, and their strips never leave the cache.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,10 +18,9 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.cluster import Executor, Meter, RunRecord, Task, resident
 from dkrr.cost import Work
-from dkrr.data import MemoryRows, Rows
 from dkrr.kernels import Kernel
 from dkrr.kernels.blocks import mirror_lower
-from dkrr.linalg.sources import Piece, TileSource
+from dkrr.linalg.sources import Strip, TileSource
 from dkrr.store import TileGrid
 
 Vectors = NDArray[np.float64]
@@ -198,7 +193,6 @@ class TiledOperator(Operator):
     kept_tiles: int = 0
     keeps: Precision = "float64"
     scale: NDArray[np.float64] | None = None
-    on_pass: Callable[[], None] = lambda: None
     record: RunRecord = field(default_factory=RunRecord)
 
     def __post_init__(self) -> None:
@@ -225,7 +219,6 @@ class TiledOperator(Operator):
         product *= sizes
         if self.scale is not None:
             product *= self.scale[:, None]
-        self.on_pass()
         return product  # type: ignore[no-any-return]
 
     def close(self) -> None:
@@ -300,44 +293,44 @@ def multiply_group(meter: Meter, group: TileGroup, precision: Precision, vectors
     # Float32 has a small range: what overflows there is found in the sums, and computed again in float64.
     ignored: Any = {"over": "ignore", "invalid": "ignore"} if precision == "float32" else {}
     with meter.time("multiply"), np.errstate(**ignored):
-        for rows, columns, piece in _pieces(meter, group, precision):
-            _add_product(total, piece, rows, vectors[columns], transpose=False)
+        for rows, columns, strip in _strips(meter, group, precision):
+            _add_product(total, strip, rows, vectors[columns], transpose=False)
             if rows != columns:
-                _add_product(total, piece, columns, vectors[rows], transpose=True)
+                _add_product(total, strip, columns, vectors[rows], transpose=True)
     return total
 
 
-def _add_product(total: Vectors, piece: NDArray[Any], rows: slice, vectors: NDArray[Any], *, transpose: bool) -> None:
-    if piece.dtype == np.float64:
-        blas.gemm(total[rows], piece, vectors, transpose_a=transpose, beta=1.0)
+def _add_product(total: Vectors, strip: NDArray[Any], rows: slice, vectors: NDArray[Any], *, transpose: bool) -> None:
+    if strip.dtype == np.float64:
+        blas.gemm(total[rows], strip, vectors, transpose_a=transpose, beta=1.0)
         return
-    part = np.empty((rows.stop - rows.start, vectors.shape[1]), piece.dtype)
-    blas.gemm(part, piece, vectors, transpose_a=transpose)
-    total[rows] += part
+    product = np.empty((rows.stop - rows.start, vectors.shape[1]), strip.dtype)
+    blas.gemm(product, strip, vectors, transpose_a=transpose)
+    total[rows] += product
 
 
-def _pieces(meter: Meter, group: TileGroup, precision: Precision) -> Iterator[Piece]:
-    keeps = group.keeps == precision and resident.has_room(group.run, "group", group.number, group.groups_per_process)
+def _strips(meter: Meter, group: TileGroup, precision: Precision) -> Iterator[Strip]:
+    keeps = group.keeps == precision and resident.reserve(group.run, "group", group.number, group.groups_per_process)
     for i, j in group.tiles:
         rows, columns = group.grid.rows(i), group.grid.rows(j)
         if not keeps:
-            yield from group.source.pieces(meter, rows, columns, precision)
+            yield from group.source.strips(meter, rows, columns, precision)
             continue
 
         def form(rows: slice = rows, columns: slice = columns) -> NDArray[Any]:
             tile = np.empty((rows.stop - rows.start, columns.stop - columns.start), precision)
-            for r, c, piece in group.source.pieces(meter, rows, columns, precision):
+            for r, c, strip in group.source.strips(meter, rows, columns, precision):
                 tile[r.start - rows.start : r.stop - rows.start, c.start - columns.start : c.stop - columns.start] = (
-                    piece
+                    strip
                 )
             if rows == columns:
                 mirror_lower(tile)
             return tile
 
-        yield from kept_strips(resident.kept(group.run, (group.number, i, j), form), rows, columns)
+        yield from kept_strips(resident.get_or_create(group.run, (group.number, i, j), form), rows, columns)
 
 
-def kept_strips(tile: NDArray[Any], rows: slice, columns: slice) -> Iterator[Piece]:
+def kept_strips(tile: NDArray[Any], rows: slice, columns: slice) -> Iterator[Strip]:
     """Yield a tile that is in memory in strips whose second product finds them in the last-level cache.
 
     A tile on the diagonal is one strip: being symmetric, it is used once.
@@ -349,42 +342,6 @@ def kept_strips(tile: NDArray[Any], rows: slice, columns: slice) -> Iterator[Pie
     for top in range(0, len(tile), height):
         strip = tile[top : top + height]
         yield slice(rows.start + top, rows.start + top + len(strip)), columns, strip
-
-
-class ResidentRows(Rows):
-    """Rows that every process reads once and then keeps in memory.
-
-    Parameters
-    ----------
-    rows : Rows
-        Shared rows.
-    run : str
-        Name under which they are kept.
-    """
-
-    is_shared = True
-    is_in_memory = True
-
-    def __init__(self, rows: Rows, run: str) -> None:
-        self.rows, self._run = rows, run
-        self.is_sparse = rows.is_sparse
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.rows.shape
-
-    @property
-    def dtype(self) -> Any:
-        return self.rows.dtype
-
-    def read(self, start: int, stop: int, columns: slice = slice(None)) -> Any:
-        return self._kept().read(start, stop, columns)
-
-    def parts(self, rows: slice, max_entries: int | None = None) -> list[slice]:
-        return self._kept().parts(rows, max_entries)
-
-    def _kept(self) -> MemoryRows:
-        return resident.kept(self._run, "rows", lambda: MemoryRows(self.rows.read(0, self.rows.shape[0])))
 
 
 USE_SECONDS = {"float64": 0.3e-9, "float32": 0.15e-9}
@@ -404,7 +361,7 @@ def narrow_product_slowdown(m: int) -> float:
 
 
 def calls_work(n: int, tile: int, kept: float = 0.0) -> Work:
-    """Work of one product besides its entries, with tiles of so many rows, a fraction of them kept."""
+    """Work of one product besides its entries, with tiles of `tile` rows, a fraction `kept` of them in memory."""
     n_tiles = -(-n // tile)
     return Work(element_seconds=SECONDS_PER_TILE * (1.0 - kept) * n_tiles * (n_tiles + 1) / 2)
 
@@ -442,72 +399,3 @@ def multiply_bytes(
     """Memory of one task besides what is kept: rows of two tiles, the kernel's temporaries, vectors and sums."""
     temporary = kernel.pieces_bytes(tile, tile, n_features, row_bytes if is_sparse else None)
     return 2 * tile * row_bytes + temporary + 4 * 8 * n * m
-
-
-Array = NDArray[np.float64]
-Numbers = NDArray[np.intp]
-
-
-@dataclass(frozen=True)
-class TrainingSets:
-    """Training sets, and which of them every column has.
-
-    Parameters
-    ----------
-    scales : ndarray of shape (n, n_sets)
-        √w of the rows of a set, and 0 of the others.
-    of_column : ndarray of shape (m,)
-        Number of the set of every column.
-    """
-
-    scales: Array
-    of_column: Numbers
-
-    def scale(self, columns: Numbers | slice = slice(None)) -> Array:
-        """Diagonals of C of some columns, of shape (n, k)."""
-        return self.scales[:, self.of_column[columns]]
-
-
-@dataclass
-class TrainingSetOperator(Operator):
-    """C_j K C_j, with the last product K C_j x_j.
-
-    Parameters
-    ----------
-    operator : Operator
-        K.
-    sets : TrainingSets
-    """
-
-    operator: Operator
-    sets: TrainingSets
-    last_product: Array = field(init=False)
-    """K C x of the last product, of the shape of its vectors."""
-
-    def __post_init__(self) -> None:
-        self.n = self.operator.n
-        self.last_product = np.empty((self.n, 0))
-        shape = (self.n, len(self.sets.of_column))
-        self._vectors, self._products = np.zeros(shape), np.zeros(shape)
-
-    @property
-    def record(self) -> RunRecord:  # type: ignore[override]
-        """Record of all products."""
-        return self.operator.record
-
-    def multiply(self, vectors: Array, precision: Precision = "float64", columns: Numbers | None = None) -> Array:
-        which = slice(None) if columns is None else columns
-        scale = self.sets.scale(which)
-        self.last_product = self.operator.multiply(vectors * scale, precision)
-        if precision == "float64":
-            self._vectors[:, which], self._products[:, which] = vectors, self.last_product
-        return self.last_product * scale
-
-    def products_of_all_rows(self, x: Array) -> Array:
-        """K C x of all columns in float64, of shape (n, m); only columns that differ from the last are multiplied."""
-        changed = np.flatnonzero((self._vectors != x).any(axis=0))
-        if len(changed):
-            part = np.ascontiguousarray(x[:, changed])
-            self._products[:, changed] = self.operator.multiply(part * self.sets.scale(changed))
-            self._vectors[:, changed] = part
-        return self._products

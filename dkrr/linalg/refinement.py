@@ -13,101 +13,28 @@ positive definite linear systems and least squares problems", SIAM J. Sci. Compu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import sqrt
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.cluster import Progress
-from dkrr.errors import NotPositiveDefiniteError
+from dkrr.linalg.condition import SolvedProbe, scaling_of, with_probe
 from dkrr.linalg.conjugate_gradient import Iteration
+from dkrr.linalg.float32_tiles import FLOAT64_ROUNDING
 from dkrr.linalg.iteration_state import State
 from dkrr.linalg.preconditioners import Preconditioner
 from dkrr.linalg.products import Operator, column_norms, column_sizes
-from dkrr.linalg.residual import SolvedProbe, scaling_of, with_probe
-from dkrr.linalg.sources import FLOAT64_ROUNDING
-
-
-@dataclass(frozen=True)
-class Cholesky:
-    """Settings of the direct solver (none): A + diag(s) = L Lᵀ, then two substitutions.
-
-    See Also
-    --------
-    dkrr.solvers.ConjugateGradient : Settings of the iterative solver.
-    dkrr.solvers.Float32Cholesky : A complete factor in float32 as preconditioner.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from dkrr import KernelRidge
-    >>> from dkrr.solvers import Cholesky
-    >>> model = KernelRidge(kernel="rbf", solver=Cholesky()).fit(np.eye(3), [1.0, 2.0, 3.0])
-    >>> model.plan_.solver, model.solve_result_.iterations
-    ('cholesky', 0)
-    """
-
-
-@contextmanager
-def in_terms_of_alpha(
-    alphas: Iterable[float], form: Literal["dual", "primal"], scale: Callable[[], str] = str
-) -> Iterator[None]:
-    """Raise an error of a matrix that is not positive definite in the terms of the user's problem.
-
-    Parameters
-    ----------
-    alphas : iterable of float
-        Values of λ that are solved for.
-    form : {"dual", "primal"}
-    scale : callable
-        Gives a sentence on the scale of the data, which is only asked for after an error.
-    """
-    try:
-        yield
-    except NotPositiveDefiniteError as error:
-        text = " ".join(filter(None, (_explained(error, alphas, form), scale())))
-        raise NotPositiveDefiniteError(text, error.row) from None
-
-
-def _explained(error: NotPositiveDefiniteError, alphas: Iterable[float], form: Literal["dual", "primal"]) -> str:
-    matrix, what = ("K + λI", "row") if form == "dual" else ("ΦᵀΦ + λI", "feature")
-    alphas = list(alphas)
-    if min(alphas) > 0:
-        remedy = (
-            "The kernel is not positive semidefinite on these rows, or λ is below what rounding in K allows: increase "
-            "alpha, or use a positive semidefinite kernel"
-        )
-    elif form == "dual":
-        remedy = (
-            "With λ = 0 the Gram matrix itself must be positive definite: remove duplicate rows, use a kernel of "
-            "full rank, or set alpha > 0"
-        )
-    else:
-        remedy = "With λ = 0 the features must be linearly independent: remove dependent columns, or set alpha > 0"
-    values = ", ".join(f"{a:g}" for a in alphas)
-    if error.row < 0:  # of an iteration, which meets no pivots
-        return (
-            f"{matrix} with λ = alpha = {values}: {error}. {remedy}. dkrr never adds its own jitter; "
-            f"checkpoints in a given store are kept."
-        )
-    return (
-        f"{matrix} is not positive definite with λ = alpha = {values}: the pivot of {what} {error.row} (counted "
-        f"from 0) is not positive. {remedy}. dkrr never adds its own jitter."
-    )
-
 
 Array = NDArray[np.float64]
 
-MAX_REFINEMENTS = 40
+MAX_REFINEMENT_ITERATIONS = 40
 """Iterations after which a factorisation in float64 is expected to be sooner done."""
 ROUNDING_FACTOR = 40.0
 """Residual that counts as the level of rounding in float64, divided by √n units of rounding and by ‖diag(A)‖ ‖x‖ / ‖b‖.
 Products leave up to 34 such units where all entries are alike, and fewer where they are small."""
-RECURRENCE_FRACTION = 0.03
+REFINEMENT_TOL_FRACTION = 0.03
 """Fraction of that at which the recurrence of an iteration ends: the true residual is then what rounding leaves."""
 
 
@@ -134,7 +61,7 @@ class Refinement:
     iteration: Iteration
     start: State
     condition: float
-    """Estimate of κ₂ of A + diag(s) with its diagonal scaled to ones; see dkrr.linalg.residual."""
+    """Estimate of κ₂ of A + diag(s) with its diagonal scaled to ones; see dkrr.linalg.condition."""
 
     @classmethod
     def begun(
@@ -177,8 +104,8 @@ class Refinement:
             right_sides=right_sides,
             preconditioner=preconditioner,
             tol=rounding_level(n, float((diagonal + shift).max()), start.x, b),
-            recurrence_fraction=RECURRENCE_FRACTION,
-            max_iter=MAX_REFINEMENTS,
+            recurrence_fraction=REFINEMENT_TOL_FRACTION,
+            max_iter=MAX_REFINEMENT_ITERATIONS,
             progress=progress,
             estimates_condition=False,
         )

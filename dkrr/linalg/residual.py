@@ -1,25 +1,11 @@
-"""The true residual of a solved system, from the matrix itself and not from its factor.
+"""The true residual of a solution, from the matrix itself and not from its factor.
 
-Estimate of a condition number from one random vector that is solved for and multiplied with the right-hand sides.
-
-For z random and A symmetric positive definite, ‖Az‖² / zᵀAz is at most the largest eigenvalue, zᵀA⁻¹z / ‖A⁻¹z‖² at
-least the smallest one. Both weigh the eigenvalues towards the end that is looked for, so that their ratio is seldom a
-factor of ten below κ₂ and never above it but for rounding.
-
-What matters for a Cholesky factorisation is the condition number of D⁻¹AD⁻¹ with a diagonal of ones, D² = diag(A):
-rows and columns of different sizes (weights, columns of X in different units) cost no digits. So Dz is solved for and
-D⁻¹z is multiplied.
-
-References
-----------
-J. D. Dixon, "Estimating extremal eigenvalues and condition numbers of matrices", SIAM J. Numer. Anal. 20 (1983).
-A. van der Sluis, "Condition numbers and equilibration of matrices", Numer. Math. 14 (1969).
+The product that it takes also multiplies a random vector, for an estimate of the condition number (see
+`dkrr.linalg.condition`).
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +15,7 @@ from dkrr import blas
 from dkrr.cluster import Executor, Progress, RunRecord
 from dkrr.cluster.tasks import Meter, Task
 from dkrr.kernels.blocks import mirror_lower
+from dkrr.linalg.condition import Moments, SolvedProbe, condition_number, multiplied_probe
 from dkrr.linalg.products import TiledOperator, column_norms
 from dkrr.linalg.sources import TileSource, Vectors, read_range
 from dkrr.store import TileGrid
@@ -36,159 +23,31 @@ from dkrr.store import TileGrid
 Array = NDArray[np.float64]
 
 
-MAX_CACHED = 10_000
-"""Rows up to which the random vector is drawn once and kept: it then takes longer than a small fit can spare."""
-
-
-def scaling_of(diagonal: Array) -> Array:
-    """D, of shape (n,), for the diagonal D² of a matrix; 1 where that is not positive.
-
-    A matrix with such an entry has no Cholesky factor.
-    """
-    if diagonal.min(initial=1.0) > 0:
-        return np.sqrt(diagonal)
-    return np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
-
-
-def with_probe(right_sides: Array, scaling: Array | None = None) -> Array:
-    """Right-hand sides and the vector D z after them; the same z for the same n.
-
-    Parameters
-    ----------
-    right_sides : ndarray of shape (n, m)
-    scaling : ndarray of shape (n,), optional
-        D, of the matrix that is to be solved with; None: ones.
-
-    Returns
-    -------
-    ndarray of shape (n, m + 1)
-    """
-    n, m = right_sides.shape
-    both = np.empty((n, m + 1))
-    both[:, :m] = right_sides
-    z = _cached_vector(n) if n <= MAX_CACHED else _random_vector(n)
-    if scaling is None:
-        both[:, m] = z
-    else:
-        np.multiply(z, scaling, out=both[:, m])
-    return both
-
-
-def _random_vector(n: int) -> Array:
-    """z, of shape (n,); not to be written to."""
-    z = np.random.default_rng(0).standard_normal(n)
-    z.flags.writeable = False
-    return z
-
-
-_cached_vector = lru_cache(maxsize=2)(_random_vector)
-
-
-def multiplied_probe(probe: Array, scaling: Array | None) -> Array:
-    """D⁻¹ z of D z; both of shape (n,)."""
-    # Divided twice: squares of D may overflow or underflow.
-    return probe if scaling is None else probe / scaling / scaling
-
-
-class Moments(NamedTuple):
-    """zᵀv and ‖v‖ of z and of the vector v = D⁻¹AD⁻¹z or (D⁻¹AD⁻¹)⁻¹z; over some of the rows, or all."""
-
-    dot: float
-    """zᵀv."""
-    norm: float
-    """‖v‖."""
-
-    @classmethod
-    def of_solved(cls, probe: Array, solution: Array, scaling: Array | None) -> "Moments":
-        """Moments of D z and A⁻¹D z, of shape (n,); they overflow where a caller lets them."""
-        v = solution if scaling is None else solution * scaling
-        return cls(float(probe @ solution), float(column_norms(v[:, None])[0]))
-
-    @classmethod
-    def of_multiplied(cls, probe: Array, product: Array, scaling: Array | None) -> "Moments":
-        """Moments of D⁻¹z and AD⁻¹z, of shape (n,); they overflow where a caller lets them."""
-        v = product if scaling is None else product / scaling
-        return cls(float(probe @ product), float(column_norms(v[:, None])[0]))
-
-    @classmethod
-    def total(cls, parts: "Sequence[Moments]") -> "Moments":
-        """Moments over all rows, from those of their parts."""
-        return cls(sum(p.dot for p in parts), float(column_norms(np.array([[p.norm] for p in parts]))[0]))
-
-
-def condition_number(product: Moments, solved: Moments) -> float:
-    """Estimate κ₂ of D⁻¹AD⁻¹, from below; infinite where it is singular to rounding, NaN where numbers overflow.
-
-    Parameters
-    ----------
-    product : Moments
-        Moments of z and the matrix times z.
-    solved : Moments
-        Moments of z and the inverse times z.
-    """
-    numbers = (*product, *solved)
-    if not all(math.isfinite(x) for x in numbers):
-        return math.nan
-    if not all(x > 0 for x in numbers):
-        return math.inf
-    # In this order nothing overflows before the result does.
-    return max(1.0, (product.norm / product.dot) * (solved.norm / solved.dot) * product.norm * solved.norm)
-
-
-def worst(conditions: Sequence[float]) -> float:
-    """Largest of those that are known; NaN if none is."""
-    known = [c for c in conditions if not math.isnan(c)]
-    return max(known, default=math.nan)
-
-
-@dataclass(frozen=True)
-class SolvedProbe:
-    """What the solution for a probe says of the condition number, once its matrix multiplies D⁻¹z."""
-
-    vector: Array
-    """D⁻¹z, of shape (n,)."""
-    scaling: Array | None
-    """D; None: ones."""
-    moments: Moments
-    """Moments of z and (A + diag(s))⁻¹ z."""
-
-    @classmethod
-    def of_solution(cls, right_side: Array, x: Array, scaling: Array | None) -> "SolvedProbe":
-        """From D z and (A + diag(s))⁻¹ D z, both of shape (n,)."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            moments = Moments.of_solved(right_side, x, scaling)
-        return cls(multiplied_probe(right_side, scaling), scaling, moments)
-
-    def condition(self, product: Array) -> float:
-        """Condition number of A + diag(s), from its product with `vector`."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            return condition_number(Moments.of_multiplied(self.vector, product, self.scaling), self.moments)
-
-
-CONSTANTS_ABOVE = 1e-10
-"""Relative residual above which what it has of the constant is taken from it."""
-STRIP_ENTRIES = 2**16
+MIN_INTERCEPT_RESIDUAL = 1e-10
+"""Relative residual above which its component along the intercept's column is subtracted."""
+CHECK_STRIP_ENTRIES = 2**16
 """Entries of vectors that a check copies at once."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """What one product A X says of a solution of (A + diag(s)) X = B."""
+    """Residual, energies and condition number of a solution of (A + diag(s)) X = B, from one product A X."""
 
     residual: float
     """Largest ‖B − (A + diag(s)) X‖ / ‖B‖ of a column."""
     squares: Array
     """XᵀAX by columns, of shape (t,)."""
     condition: float
-    """Estimate of κ₂ of A + diag(s) with its diagonal scaled to ones; see dkrr.linalg.residual."""
+    """Estimate of κ₂ of A + diag(s) with its diagonal scaled to ones; see dkrr.linalg.condition."""
     constants: Array | float = 0.0
-    """What is to be added to the free constants, of shape (t,): the residual is that after it; see `take_constants`."""
+    """Correction to add to the intercepts, of shape (t,), with which the residual is computed; see
+    `subtract_intercept_residual`."""
 
 
-def freed(vectors: Array, constants: Array | None) -> Array:
+def without_intercept(vectors: Array, constants: Array | None) -> Array:
     """Replace [U, v, P] by [U − v b, P], as a view of the same memory.
 
-    Solutions and right-hand sides of a fit with free constants are combined alike, and what is then checked are the
+    Solutions and right-hand sides of a fit with an intercept are combined alike, and what is then checked are the
     coefficients themselves: where u and v b cancel, their own residuals say nothing of the difference.
 
     Parameters
@@ -196,7 +55,7 @@ def freed(vectors: Array, constants: Array | None) -> Array:
     vectors : ndarray of shape (n, t + 1 + p)
         Overwritten.
     constants : ndarray of shape (k, t), optional
-        Parts of b, the free constants, each of which is subtracted separately; None: nothing is done.
+        Terms of b, the intercepts, each of which is subtracted separately; None: nothing is done.
 
     Returns
     -------
@@ -206,16 +65,16 @@ def freed(vectors: Array, constants: Array | None) -> Array:
         return vectors
     t = constants.shape[1]
     for rows in _strips(vectors):
-        for part in constants:
-            vectors[rows, :t] -= vectors[rows, t : t + 1] * part
+        for term in constants:
+            vectors[rows, :t] -= vectors[rows, t : t + 1] * term
         vectors[rows, t:-1] = vectors[rows, t + 1 :]
     return vectors[:, :-1]
 
 
-def take_constants(residuals: Array, constant: Array) -> tuple[Array, float]:
-    """Subtract from residuals the multiples of the constant's column that they contain.
+def subtract_intercept_residual(residuals: Array, constant: Array) -> tuple[Array, float]:
+    """Subtract from residuals the multiples of the intercept's column that they contain.
 
-    The free constant of a solution is the quotient of two sums, right to their rounding, which a large weight
+    The intercept of a solution is the quotient of two sums, right to their rounding, which a large weight
     multiplies in the residual: there Σwr/Σw is left of it, and belongs to it.
 
     Parameters
@@ -229,17 +88,17 @@ def take_constants(residuals: Array, constant: Array) -> tuple[Array, float]:
     -------
     constants : ndarray of shape (t,)
         cᵀr / cᵀc.
-    length : float
+    intercept_norm : float
         ‖c‖.
     """
-    length = float(column_norms(constant[:, None])[0])
-    if not length > 0:  # no row has a weight
-        return np.zeros(residuals.shape[1]), length
-    unit = constant / length
-    parts = unit @ residuals
+    intercept_norm = float(column_norms(constant[:, None])[0])
+    if not intercept_norm > 0:  # no row has a weight
+        return np.zeros(residuals.shape[1]), intercept_norm
+    unit = constant / intercept_norm
+    components = unit @ residuals
     for rows in _strips(residuals):
-        residuals[rows] -= unit[rows, None] * parts
-    return parts / length, length
+        residuals[rows] -= unit[rows, None] * components
+    return components / intercept_norm, intercept_norm
 
 
 def energies(x: Array, product: Array) -> Array:
@@ -252,7 +111,7 @@ def energies(x: Array, product: Array) -> Array:
 def _strips(vectors: Array) -> Iterator[slice]:
     """Ranges of rows whose temporary arrays stay in cache."""
     n, m = vectors.shape
-    height = max(1, STRIP_ENTRIES // max(m, 1))
+    height = max(1, CHECK_STRIP_ENTRIES // max(m, 1))
     return (slice(start, min(start + height, n)) for start in range(0, n, height))
 
 
@@ -277,21 +136,23 @@ def checked(
     multiply : callable
         Gives A V.
     constants : ndarray of shape (k, t), optional
-        See `freed`.
+        See `without_intercept`.
     probe : SolvedProbe
         The last columns of both.
     """
     # What overflows becomes a residual or a condition number that is not finite.
     with np.errstate(over="ignore", invalid="ignore"):
         x[:, -1] = probe.vector
-        x = np.ascontiguousarray(freed(x, constants))
-        part = _part(right_sides, shift, x, multiply(x), constants, probe.scaling)
-        residual, more = _joined([part])
-        return Check(residual, part.squares, condition_number(part.multiplied, probe.moments), more)
+        x = np.ascontiguousarray(without_intercept(x, constants))
+        contribution = _contribution(right_sides, shift, x, multiply(x), constants, probe.scaling)
+        residual, correction = _joined([contribution])
+        return Check(
+            residual, contribution.squares, condition_number(contribution.multiplied, probe.moments), correction
+        )
 
 
-class _Part(NamedTuple):
-    """What the rows of one tile row, or all rows, contribute to a check."""
+class _Contribution(NamedTuple):
+    """Contribution of one tile row, or of all rows, to a check."""
 
     norms: tuple[Array, Array]
     """Norms of the residuals and of the right-hand sides, of shape (m,) each."""
@@ -299,44 +160,47 @@ class _Part(NamedTuple):
     multiplied: Moments
     """Moments of the probe and its product."""
     constants: Array
-    """Constants that have been taken from the residuals, of shape (m,)."""
-    length: float
-    """Norm of the constant's column."""
+    """Intercepts that have been subtracted from the residuals, of shape (m,)."""
+    intercept_norm: float
+    """Norm of the intercept's column."""
 
 
-def _joined(parts: Sequence[_Part]) -> tuple[float, Array]:
-    """Largest relative residual over all rows, and the constants that have been taken from it, of shape (m,).
+def _joined(contributions: Sequence[_Contribution]) -> tuple[float, Array]:
+    """Largest relative residual over all rows, and the intercepts that have been subtracted from it, of shape (m,).
 
     They are taken only where they matter: the product that they follow from is added in an order that depends on the
-    number of workers, and the free constant of a run does not.
+    number of workers, and the intercept of a run does not.
     """
-    lengths, constants = np.array([[p.length] for p in parts]), np.array([p.constants for p in parts])
-    whole = relative([(np.hypot(p.norms[0], p.length * p.constants), p.norms[1]) for p in parts])
-    if whole <= CONSTANTS_ABOVE:
+    intercept_norms, constants = (
+        np.array([[c.intercept_norm] for c in contributions]),
+        np.array([c.constants for c in contributions]),
+    )
+    whole = relative([(np.hypot(c.norms[0], c.intercept_norm * c.constants), c.norms[1]) for c in contributions])
+    if whole <= MIN_INTERCEPT_RESIDUAL:
         return whole, np.zeros(constants.shape[1])
-    shares = lengths / np.maximum(column_norms(lengths), np.finfo(float).tiny)
+    shares = intercept_norms / np.maximum(column_norms(intercept_norms), np.finfo(float).tiny)
     common = np.einsum("pm,pm->m", np.broadcast_to(shares**2, constants.shape), constants)
-    others = (lengths * (constants - common), np.zeros_like(constants))
-    norms = [p.norms for p in parts] + [(r, s) for r, s in zip(*others, strict=True)]
+    others = (intercept_norms * (constants - common), np.zeros_like(constants))
+    norms = [c.norms for c in contributions] + [(r, s) for r, s in zip(*others, strict=True)]
     return relative(norms), common
 
 
-def _part(
+def _contribution(
     right_sides: Array, shift: Array, vectors: Array, product: Array, constants: Array | None, scaling: Array | None
-) -> _Part:
+) -> _Contribution:
     """Check X, from `vectors` = [X, D⁻¹z] and `product` = A [X, D⁻¹z]; that and `right_sides` are overwritten."""
     t = vectors.shape[1] - 1
     sizes = column_norms(right_sides[:, :t])
     constant = None if constants is None else right_sides[:, t].copy()
-    b = freed(right_sides, constants)[:, :t]
+    b = without_intercept(right_sides, constants)[:, :t]
     squares = energies(vectors[:, :t], product[:, :t])
     for rows in _strips(vectors):
         product[rows] += shift[rows] * vectors[rows]
     multiplied = Moments.of_multiplied(vectors[:, -1], product[:, -1], scaling)
     r = product[:, :t]
     np.subtract(b, r, out=r)
-    more, length = (np.zeros(t), 0.0) if constant is None else take_constants(r, constant)
-    return _Part((column_norms(r), sizes), squares, multiplied, more, length)
+    correction, intercept_norm = (np.zeros(t), 0.0) if constant is None else subtract_intercept_residual(r, constant)
+    return _Contribution((column_norms(r), sizes), squares, multiplied, correction, intercept_norm)
 
 
 @dataclass(frozen=True)
@@ -371,7 +235,7 @@ def check_tiled(
     ----------
     solved : TiledSolution
     constants : ndarray of shape (k, t), optional
-        See `freed`.
+        See `without_intercept`.
     executor : Executor
     progress : Progress
     slots : int
@@ -383,15 +247,15 @@ def check_tiled(
             tasks = residual_tasks(solved, constants)
             record = executor.run(tasks, progress)
             values = record.values()
-            parts = [values[task.key] for task in tasks]
+            contributions = [values[task.key] for task in tasks]
             with np.errstate(over="ignore", invalid="ignore"):
-                squares = np.sum([p.squares for p, _ in parts], axis=0)
-                residual, more = _joined([p for p, _ in parts])
+                squares = np.sum([p.squares for p, _ in contributions], axis=0)
+                residual, correction = _joined([p for p, _ in contributions])
             multiplied, of_solved = (
-                Moments.total([p.multiplied for p, _ in parts]),
-                Moments.total([s for _, s in parts]),
+                Moments.total([p.multiplied for p, _ in contributions]),
+                Moments.total([s for _, s in contributions]),
             )
-            return Check(residual, squares, condition_number(multiplied, of_solved), more), record
+            return Check(residual, squares, condition_number(multiplied, of_solved), correction), record
         operator, everything = TiledOperator(solved.source, grid, executor, "residual", slots), slice(0, grid.n)
         b, shift, x = (read_range(v, everything) for v in (solved.right_sides, solved.shift, solved.solution))
         probe = SolvedProbe.of_solution(b[:, -1], x[:, -1], _range(solved.scaling, everything))
@@ -405,7 +269,7 @@ def uses_symmetry(grid: TileGrid, m: int) -> bool:
 
 
 def residual_tasks(solved: TiledSolution, constants: Array | None = None) -> list[Task]:
-    """Tasks whose values are what a check takes from one tile row."""
+    """Tasks whose values are the contributions of the tile rows to a check."""
     grid = solved.grid
     return [
         Task(
@@ -418,15 +282,17 @@ def residual_tasks(solved: TiledSolution, constants: Array | None = None) -> lis
     ]
 
 
-def residual_rows(meter: Meter, solved: TiledSolution, constants: Array | None, i: int) -> tuple[_Part, Moments]:
-    """Task: what tile row i contributes to a check, and the moments of the probe z and A⁻¹ z."""
+def residual_rows(
+    meter: Meter, solved: TiledSolution, constants: Array | None, i: int
+) -> tuple[_Contribution, Moments]:
+    """Task: contribution of tile row i to a check, and the moments of the probe z and A⁻¹ z."""
     grid, right_sides, solution, scaling = solved.grid, solved.right_sides, solved.solution, solved.scaling
     rows = grid.rows(i)
     product = np.zeros((grid.height(i), solution.shape[1] - (constants is not None)))
     for j in range(grid.n_tiles):
         x = read_range(solution, grid.rows(j))
         x[:, -1] = multiplied_probe(read_range(right_sides, grid.rows(j))[:, -1], _range(scaling, grid.rows(j)))
-        x = np.ascontiguousarray(freed(x, constants))
+        x = np.ascontiguousarray(without_intercept(x, constants))
         # A source gives tiles on or below the diagonal; the one above is its transpose.
         low, high = max(i, j), min(i, j)
         tile = np.empty((grid.height(low), grid.height(high)))
@@ -441,7 +307,7 @@ def residual_rows(meter: Meter, solved: TiledSolution, constants: Array | None, 
         of_solved = Moments.of_solved(b[:, -1], here[:, -1], scale)
         here[:, -1] = multiplied_probe(b[:, -1], scale)
         shift = read_range(solved.shift, rows)
-        return _part(b, shift, freed(here, constants), product, constants, scale), of_solved
+        return _contribution(b, shift, without_intercept(here, constants), product, constants, scale), of_solved
 
 
 def _range(vector: Vectors | None, rows: slice) -> Array | None:
@@ -456,7 +322,7 @@ def relative(norms: list[tuple[Array, Array]]) -> float:
     Parameters
     ----------
     norms : list of (ndarray of shape (m,), ndarray of shape (m,))
-        Norms of both by columns, over parts of the rows.
+        Norms of both by columns, over blocks of rows.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         if len(norms) == 1:

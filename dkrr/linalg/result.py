@@ -1,17 +1,19 @@
-"""How a solve ended."""
+"""Outcomes of a solve: status, residuals, stages; and errors in the terms of the user's problem."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from math import nan
-from typing import Any
+from typing import Any, Literal
 
 from dkrr.cluster import RunRecord
 from dkrr.cost import STAGE_NAMES, Stage
+from dkrr.errors import NotPositiveDefiniteError
 from dkrr.text import Explained, format_bytes, format_seconds, plural
 
 
@@ -73,7 +75,7 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Residuals:
-    """One line of a convergence history.
+    """Entry of a convergence history.
 
     Attributes
     ----------
@@ -95,7 +97,7 @@ class Residuals:
 
 @dataclass(frozen=True)
 class NewtonStep:
-    """One line of the history of Newton's method.
+    """Entry of the history of Newton's method.
 
     Attributes
     ----------
@@ -136,7 +138,7 @@ system is close to singular."""
 
 
 DUAL_SYSTEM, NORMAL_EQUATIONS, GRADIENT = "dual system", "normal equations", "gradient of the objective"
-"""What a residual may be of."""
+"""Systems whose residual a result may state."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -153,7 +155,7 @@ class SolveResult(Explained):
         Largest true relative residual over the targets, computed from the matrix itself; `residual_of` says of what.
 
         "dual system": ‖√W (y − b − (K + λW⁻¹) α)‖ / ‖√W y‖ for the dual coefficients that are reported, y less its mean
-        with a free constant b; on a Fourier grid with what its error and rounding may add; by conjugate gradient in
+        with an intercept b; on a Fourier grid with what its error and rounding may add; by conjugate gradient in
         primal form without the weights too, over the rows that have one, if that is larger. "normal equations", of a
         factor in primal form: ‖ΦᵀWy − (ΦᵀWΦ + λI) w‖ / ‖ΦᵀWy‖ (where a target has no part in any feature, of the
         largest such norm for its length) or, if it is above 1e-6, a bound of what this residual changes in predictions
@@ -369,3 +371,51 @@ def _fraction(error: float) -> str:
 def direct_status(residual: float) -> Status:
     """Status of a direct solve with this relative residual."""
     return Status.SOLVED if residual <= INACCURATE_ABOVE else Status.INACCURATE
+
+
+@contextmanager
+def in_terms_of_alpha(
+    alphas: Iterable[float], form: Literal["dual", "primal"], scale: Callable[[], str] = str
+) -> Iterator[None]:
+    """Raise an error of a matrix that is not positive definite in the terms of the user's problem.
+
+    Parameters
+    ----------
+    alphas : iterable of float
+        Values of λ that are solved for.
+    form : {"dual", "primal"}
+    scale : callable
+        Gives a sentence on the scale of the data, which is only asked for after an error.
+    """
+    try:
+        yield
+    except NotPositiveDefiniteError as error:
+        text = " ".join(filter(None, (_explained(error, alphas, form), scale())))
+        raise NotPositiveDefiniteError(text, error.row) from None
+
+
+def _explained(error: NotPositiveDefiniteError, alphas: Iterable[float], form: Literal["dual", "primal"]) -> str:
+    matrix, what = ("K + λI", "row") if form == "dual" else ("ΦᵀΦ + λI", "feature")
+    alphas = list(alphas)
+    if min(alphas) > 0:
+        remedy = (
+            "The kernel is not positive semidefinite on these rows, or λ is below what rounding in K allows: increase "
+            "alpha, or use a positive semidefinite kernel"
+        )
+    elif form == "dual":
+        remedy = (
+            "With λ = 0 the Gram matrix itself must be positive definite: remove duplicate rows, use a kernel of "
+            "full rank, or set alpha > 0"
+        )
+    else:
+        remedy = "With λ = 0 the features must be linearly independent: remove dependent columns, or set alpha > 0"
+    values = ", ".join(f"{a:g}" for a in alphas)
+    if error.row < 0:  # of an iteration, which meets no pivots
+        return (
+            f"{matrix} with λ = alpha = {values}: {error}. {remedy}. dkrr never adds its own jitter; "
+            f"checkpoints in a given store are kept."
+        )
+    return (
+        f"{matrix} is not positive definite with λ = alpha = {values}: the pivot of {what} {error.row} (counted "
+        f"from 0) is not positive. {remedy}. dkrr never adds its own jitter."
+    )

@@ -32,8 +32,8 @@ MAX_CORRECTIONS = 24
 """Corrections one by one after which the rows that are left are bracketed."""
 COMPACT_BELOW = 0.6
 """Fraction of the rows at which those that are not done are put together."""
-MAX_EXCESS, MIN_PART = 4, 1 / 64
-"""Ranks from the one that is wanted at which bracketing ends, and least part of a bracket that a step takes off."""
+MAX_EXCESS, MIN_BRACKET_FRACTION = 4, 1 / 64
+"""Ranks from the wanted one at which bracketing ends, and smallest fraction of a bracket that a step takes off."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class ShiftedLists:
         """All lists, one after another, between −∞ and ∞; where the −∞ of each one is, of shape (k, 1)."""
         ends = np.array([-np.inf]), np.array([np.inf])
         starts = np.cumsum([0, *(len(one) + 2 for one in self.lists[:-1])])
-        return np.concatenate([part for one in self.lists for part in (ends[0], one, ends[1])]), starts[:, None]
+        return np.concatenate([fraction for one in self.lists for fraction in (ends[0], one, ends[1])]), starts[:, None]
 
     def __getstate__(self) -> dict[str, Sequence[Array]]:
         return {"lists": self.lists}
@@ -90,26 +90,26 @@ class ShiftedLists:
         return found
 
     def _near(self, shifts: Array, rank: int) -> Numbers:
-        """How many of the smallest to take from each list, about, of shape (k, m)."""
+        """Estimate how many of the smallest values each list has below the rank, of shape (k, m)."""
         middle = self._merged[rank]
         low, high = shifts.min(axis=0), shifts.max(axis=0)
         reach = max(float((high - low).max()), float(np.spacing(middle)))
         first, last = middle - reach, middle + reach
-        windows = [one[slice(*np.searchsorted(one, (first, last)))] for one in self.lists]
-        most = max(map(len, windows))
+        ranges = [one[slice(*np.searchsorted(one, (first, last)))] for one in self.lists]
+        most = max(map(len, ranges))
         n_buckets = min(max(BUCKETS_PER_VALUE * most, 1), MAX_BUCKETS, max(shifts.shape[1], 16))
         with np.errstate(over="ignore"):
             per_unit = n_buckets / (last - first)
         if not np.isfinite(per_unit):  # all are equal, near 0
             per_unit = 0.0
         tables = np.empty((len(self.lists), n_buckets + 1), np.int32)
-        for table, one, window in zip(tables, self.lists, windows, strict=True):
-            where = np.minimum(((window - first) * per_unit).astype(np.int32), n_buckets - 1)
+        for table, one, near in zip(tables, self.lists, ranges, strict=True):
+            where = np.minimum(((near - first) * per_unit).astype(np.int32), n_buckets - 1)
             table[0] = np.searchsorted(one, first)
             np.cumsum(np.bincount(where, minlength=n_buckets), out=table[1:])
             table[1:] += table[0]
-        step = (last - first) / max(sum(map(len, windows)), 1)  # a value further in all lists, about
-        share = np.array([len(one) for one in windows]) / max(sum(map(len, windows)), 1)
+        step = (last - first) / max(sum(map(len, ranges)), 1)  # a value further in all lists, about
+        share = np.array([len(one) for one in ranges]) / max(sum(map(len, ranges)), 1)
         value = np.clip(share @ shifts + middle, middle + low, middle + high)
         counts, places = np.empty(shifts.shape, np.int32), np.empty(shifts.shape[1])
         for guess in range(GUESSES):
@@ -117,7 +117,7 @@ class ShiftedLists:
                 np.subtract(value, shift, out=places)
                 places -= first
                 places *= per_unit
-                np.clip(places, 0, n_buckets, out=places)  # far from 0 rounding may leave the window
+                np.clip(places, 0, n_buckets, out=places)  # far from 0 rounding may leave the range
                 np.take(table, places.astype(np.int32), out=count, mode="clip")
             if guess < GUESSES - 1:
                 value += (rank + 1 - counts.sum(axis=0)) * step
@@ -125,7 +125,7 @@ class ShiftedLists:
         return counts.astype(np.intp)
 
     def _bracketed(self, shifts: Array, rank: int) -> Numbers:
-        """The same for any shifts: between two values whose ranks are near to each other, or that are neighbours.
+        """Numbers of values for any shifts: between two values whose ranks are near each other, or that are neighbours.
 
         The next value is where the rank would be if it grew evenly between the two, and every third time the middle, so
         that the number of steps is bounded. Rows whose rank is a few away from that of one of the values are done.
@@ -137,8 +137,8 @@ class ShiftedLists:
         found, where, n_steps = np.empty_like(below), np.arange(len(low)), 0
         while len(where):
             n_below, n_above = below.sum(axis=0), above.sum(axis=0)
-            part = (wanted - n_below) / np.maximum(n_above - n_below, 1) if n_steps % 3 < 2 else 0.5
-            value = low + np.clip(part, MIN_PART, 1 - MIN_PART) * (high - low)
+            fraction = (wanted - n_below) / np.maximum(n_above - n_below, 1) if n_steps % 3 < 2 else 0.5
+            value = low + np.clip(fraction, MIN_BRACKET_FRACTION, 1 - MIN_BRACKET_FRACTION) * (high - low)
             is_near = np.minimum(wanted - n_below, n_above - wanted) <= MAX_EXCESS
             is_done = is_near | ~((low < value) & (value < high))
             # Sums between two neighbours are equal: any of them are taken.

@@ -137,3 +137,23 @@ class ConjugateGradient:
 
 def _is_whole(value: object, least: int) -> bool:
     return isinstance(value, int | np.integer) and is_real(value) and least <= int(value) <= MAX_WHOLE
+
+
+@dataclass(frozen=True)
+class Cholesky:
+    """Settings of the direct solver (none): A + diag(s) = L Lᵀ, then two substitutions.
+
+    See Also
+    --------
+    dkrr.solvers.ConjugateGradient : Settings of the iterative solver.
+    dkrr.solvers.Float32Cholesky : A complete factor in float32 as preconditioner.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr import KernelRidge
+    >>> from dkrr.solvers import Cholesky
+    >>> model = KernelRidge(kernel="rbf", solver=Cholesky()).fit(np.eye(3), [1.0, 2.0, 3.0])
+    >>> model.plan_.solver, model.solve_result_.iterations
+    ('cholesky', 0)
+    """

@@ -1,24 +1,10 @@
-"""Where the tiles and columns of a symmetric matrix come from: computed from rows of data, or read; in float32 too.
-
-A matrix A is rounded as P A P with powers of two P that bring its diagonal near 1. That changes no digit, and no scale
-of the rows or of their weights leaves the range of float32, since |a_ij| ≤ √(a_ii a_jj).
-
-Rounding the entries and factoring in float32 change P A P by about √n units of rounding. Against its smallest
-eigenvalue that is the `rounding_ratio`: far below 1 the factor is an excellent preconditioner, near 1 the factorisation
-breaks down. It is known before the work, except for what the kernel matrix itself adds to the smallest eigenvalue.
-
-References
-----------
-N. J. Higham, S. Pranesh, "Exploiting lower precision arithmetic in solving symmetric positive definite linear systems
-and least squares problems", SIAM J. Sci. Comput. 43 (2021).
-"""
+"""Sources of the tiles of a symmetric matrix: computed from rows of data, or read."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from math import ceil, inf, log, sqrt
 from typing import Any
 
 import numpy as np
@@ -26,25 +12,25 @@ import scipy.sparse as sp
 from numpy.typing import DTypeLike, NDArray
 
 from dkrr import blas
-from dkrr.cluster import Meter, Task
-from dkrr.data import Rows
-from dkrr.data.rows import PART_ENTRIES, Block, cuts_by_entries, dense, n_bytes
+from dkrr.cluster import Meter, Task, resident
+from dkrr.data import MemoryRows, Rows
+from dkrr.data.rows import SPARSE_STRIP_ENTRIES, Block, cuts_by_entries, dense, n_bytes
 from dkrr.errors import InputError, KernelFunctionError, NotFiniteError
 from dkrr.kernels import Kernel
-from dkrr.kernels.blocks import PIECE_COLUMNS, PIECE_ROWS, SYMMETRY_TOLERANCE, mirror_lower
+from dkrr.kernels.blocks import LARGE_STRIP_COLUMNS, LARGE_STRIP_ROWS, SYMMETRY_TOLERANCE, mirror_lower
 from dkrr.store import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
 
 KERNEL_BLOCK = 1024
 """Rows and columns of the blocks in which a kernel is called: bounds the kernel's own temporaries."""
 
 
-Piece = tuple[slice, slice, NDArray[Any]]
+Strip = tuple[slice, slice, NDArray[Any]]
 Vectors = ChunkedArray | NDArray[np.float64]
 """Tall vectors, kept in chunks of rows in a store, or in memory."""
 
 
 class TileSource(ABC):
-    """Gives any tile on or below the diagonal of a symmetric matrix; travels to workers by name."""
+    """Source of any tile on or below the diagonal of a symmetric matrix; travels to workers by name."""
 
     @abstractmethod
     def fill(self, meter: Meter, out: NDArray[Any], rows: slice, columns: slice) -> None:
@@ -60,8 +46,8 @@ class TileSource(ABC):
             Ranges within the matrix, of a tile on or below the diagonal.
         """
 
-    def pieces(self, meter: Meter, rows: slice, columns: slice, dtype: DTypeLike) -> Iterator[Piece]:
-        """Yield a tile in pieces for work that uses each at once; on the diagonal only what is on or below it.
+    def strips(self, meter: Meter, rows: slice, columns: slice, dtype: DTypeLike) -> Iterator[Strip]:
+        """Yield a tile in strips for work that uses each at once; on the diagonal only what is on or below it.
 
         Parameters
         ----------
@@ -74,8 +60,8 @@ class TileSource(ABC):
         Yields
         ------
         rows, columns : slice
-            Ranges within the matrix. Where they are equal, the piece is on the diagonal, whole and symmetric.
-        piece : ndarray of shape (len(rows), len(columns))
+            Ranges within the matrix. Where they are equal, the strip is on the diagonal, whole and symmetric.
+        strip : ndarray of shape (len(rows), len(columns))
             Overwritten by the next one.
         """
         tile = np.empty((rows.stop - rows.start, columns.stop - columns.start), dtype)
@@ -87,13 +73,13 @@ class TileSource(ABC):
 
 def mirror_squares(tile: NDArray[Any]) -> None:
     """Make the squares symmetric that `cut_tile` cuts from the diagonal of a tile, from their lower triangles."""
-    for top in range(0, tile.shape[0], PIECE_ROWS):
-        square = slice(top, min(top + PIECE_ROWS, tile.shape[0]))
+    for top in range(0, tile.shape[0], LARGE_STRIP_ROWS):
+        square = slice(top, min(top + LARGE_STRIP_ROWS, tile.shape[0]))
         mirror_lower(tile[square, square])
 
 
-def cut_tile(tile: NDArray[Any], rows: slice, columns: slice) -> Iterator[Piece]:
-    """Yield a tile that is in memory in pieces; of one on the diagonal what is right of its squares is not read.
+def cut_tile(tile: NDArray[Any], rows: slice, columns: slice) -> Iterator[Strip]:
+    """Yield a tile that is in memory in strips; of one on the diagonal what is right of its squares is not read.
 
     Parameters
     ----------
@@ -102,12 +88,12 @@ def cut_tile(tile: NDArray[Any], rows: slice, columns: slice) -> Iterator[Piece]
     rows, columns : slice
         Ranges within the matrix.
     """
-    for top in range(0, rows.stop - rows.start, PIECE_ROWS):
-        bottom = min(top + PIECE_ROWS, rows.stop - rows.start)
+    for top in range(0, rows.stop - rows.start, LARGE_STRIP_ROWS):
+        bottom = min(top + LARGE_STRIP_ROWS, rows.stop - rows.start)
         where = slice(rows.start + top, rows.start + bottom)
         end = top if rows == columns else columns.stop - columns.start
-        for left in range(0, end, PIECE_COLUMNS):
-            right = min(left + PIECE_COLUMNS, end)
+        for left in range(0, end, LARGE_STRIP_COLUMNS):
+            right = min(left + LARGE_STRIP_COLUMNS, end)
             yield where, slice(columns.start + left, columns.start + right), tile[top:bottom, left:right]
         if rows == columns:
             yield where, where, tile[top:bottom, top:bottom]
@@ -123,35 +109,35 @@ class GramTiles(TileSource):
     """c (n, 1), the square roots of the sample weights; None means ones."""
 
     def fill(self, meter: Meter, out: NDArray[Any], rows: slice, columns: slice) -> None:
-        for r, c, left, right in self.parts(meter, rows, columns):
-            part = out[r.start - rows.start : r.stop - rows.start, c.start - columns.start : c.stop - columns.start]
+        for r, c, left, right in self.blocks(meter, rows, columns):
+            block = out[r.start - rows.start : r.stop - rows.start, c.start - columns.start : c.stop - columns.start]
             with meter.time("gram"):
-                fill_gram(self.kernel, left, right, part, lower=left is right, origin=(r.start, c.start))
+                fill_gram(self.kernel, left, right, block, lower=left is right, origin=(r.start, c.start))
             del left, right  # before the next ones are read
         with meter.time("gram"):
             scale_block(out, self.scale, rows, columns)
 
-    def pieces(self, meter: Meter, rows: slice, columns: slice, dtype: DTypeLike) -> Iterator[Piece]:
-        """See base class. The tile is never formed: its pieces stay in cache."""
-        for r, c, left, right in self.parts(meter, rows, columns):
-            pieces = self.kernel.pieces(left, None if right is left else right, dtype=dtype)
+    def strips(self, meter: Meter, rows: slice, columns: slice, dtype: DTypeLike) -> Iterator[Strip]:
+        """See base class. The tile is never formed: its strips stay in cache."""
+        for r, c, left, right in self.blocks(meter, rows, columns):
+            strips = self.kernel.pieces(left, None if right is left else right, dtype=dtype)
             del left, right  # the kernel releases them before the next ones are read
-            for where, across, piece in _located(r, c, pieces):
-                scale_block(piece, self.scale, where, across)
+            for where, across, strip in _located(r, c, strips):
+                scale_block(strip, self.scale, where, across)
                 if self.scale is not None and where == across:
-                    mirror_lower(piece)  # (kᵢⱼ cᵢ) cⱼ and (kⱼᵢ cⱼ) cᵢ are rounded differently
-                yield where, across, piece
-            del pieces
+                    mirror_lower(strip)  # (kᵢⱼ cᵢ) cⱼ and (kⱼᵢ cⱼ) cᵢ are rounded differently
+                yield where, across, strip
+            del strips
 
-    def parts(self, meter: Meter, rows: slice, columns: slice) -> Iterator[tuple[slice, slice, Block, Block]]:
-        """Parts of a tile with their rows, on or below the diagonal; on it both blocks are the same."""
-        left_parts = self.rows.parts(rows)
-        right_parts = left_parts if rows == columns else self.rows.parts(columns)
+    def blocks(self, meter: Meter, rows: slice, columns: slice) -> Iterator[tuple[slice, slice, Block, Block]]:
+        """Blocks of rows of a tile with their ranges, on or below the diagonal; on it both blocks are the same."""
+        left_ranges = self.rows.row_ranges(rows)
+        right_ranges = left_ranges if rows == columns else self.rows.row_ranges(columns)
         held, left, right = None, None, None  # released before the next block is read
-        for k, c in enumerate(right_parts):
+        for k, c in enumerate(right_ranges):
             right = None
             right = self._read(meter, c)
-            for r in left_parts[k:] if right_parts is left_parts else left_parts:
+            for r in left_ranges[k:] if right_ranges is left_ranges else left_ranges:
                 if r is c:
                     left = right
                 elif r is not held:
@@ -167,11 +153,11 @@ class GramTiles(TileSource):
         return block
 
 
-def _located(rows: slice, columns: slice, pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """Pieces of a block with their places in the matrix."""
+def _located(rows: slice, columns: slice, strips: Iterator[Strip]) -> Iterator[Strip]:
+    """Strips of a block with their places in the matrix."""
     with located(rows, columns):
-        for r, c, piece in pieces:
-            yield shifted(r, rows.start), shifted(c, columns.start), piece
+        for r, c, strip in strips:
+            yield shifted(r, rows.start), shifted(c, columns.start), strip
 
 
 @dataclass(frozen=True)
@@ -263,7 +249,7 @@ def kernel_blocks(block: Block) -> list[slice]:
     n = block.shape[0]
     cuts = [*range(0, n, KERNEL_BLOCK), n]
     if sp.issparse(block):
-        cuts = cuts_by_entries(block.indptr, PART_ENTRIES, KERNEL_BLOCK)
+        cuts = cuts_by_entries(block.indptr, SPARSE_STRIP_ENTRIES, KERNEL_BLOCK)
     return [slice(a, b) for a, b in pairwise(cuts)]
 
 
@@ -359,135 +345,6 @@ def store_tiles(meter: Meter, source: TileSource, matrix: TiledMatrix, i: int, j
         meter.bytes_written += matrix.write_tile(i, j, tile)
 
 
-Array = NDArray[np.float64]
-
-
-class ColumnSource(ABC):
-    """Gives the diagonal and any columns of a symmetric matrix; travels to workers."""
-
-    @property
-    @abstractmethod
-    def n(self) -> int:
-        """Rows (and columns) of the matrix."""
-
-    @abstractmethod
-    def diagonal(self, rows: slice) -> Array:
-        """Part of the diagonal, of shape (len(rows),)."""
-
-    @abstractmethod
-    def take(self, index: NDArray[np.intp]) -> Any:
-        """Handle of some columns (rows of X, or their numbers), passed to `block` and `among` and sent to workers."""
-
-    @abstractmethod
-    def block(self, rows: slice, taken: Any) -> Array:
-        """Rows of taken columns, of shape (len(rows), number of columns)."""
-
-    @abstractmethod
-    def among(self, left: Any, right: Any) -> Array:
-        """Entries where taken rows and taken columns meet."""
-
-
-@dataclass(frozen=True)
-class GramColumns(ColumnSource):
-    """Columns of a Gram matrix Kᵢⱼ = k(xᵢ, xⱼ), computed from the rows."""
-
-    kernel: Kernel
-    rows: Rows
-
-    @property
-    def n(self) -> int:
-        return self.rows.shape[0]
-
-    def diagonal(self, rows: slice) -> Array:
-        out = np.empty(rows.stop - rows.start)
-        for where, block in self._blocks(rows):
-            with located(where, where):
-                out[where.start - rows.start : where.stop - rows.start] = self.kernel.diagonal(block)
-        return out
-
-    def _blocks(self, rows: slice) -> Iterator[tuple[slice, Block]]:
-        for part in self.rows.parts(rows):
-            yield from self.rows.blocks(part.start, part.stop, KERNEL_BLOCK)
-
-    def take(self, index: NDArray[np.intp]) -> Block:
-        """Rows of X."""
-        return self.rows.take(index)
-
-    def block(self, rows: slice, taken: Block) -> Array:
-        out = np.empty((rows.stop - rows.start, taken.shape[0]))
-        for where, block in self._blocks(rows):
-            call_in_blocks(self.kernel, block, taken, out[where.start - rows.start : where.stop - rows.start])
-        return out
-
-    def among(self, left: Block, right: Block) -> Array:
-        out = np.empty((left.shape[0], right.shape[0]))
-        call_in_blocks(self.kernel, left, right, out)
-        return out
-
-
-@dataclass(frozen=True)
-class MatrixColumns(ColumnSource):
-    """Columns of a symmetric matrix given whole as rows; being symmetric, its rows are its columns."""
-
-    rows: Rows
-
-    @property
-    def n(self) -> int:
-        return self.rows.shape[0]
-
-    def diagonal(self, rows: slice) -> Array:
-        return np.array([_row(self.rows, i, slice(i, i + 1))[0] for i in range(rows.start, rows.stop)])
-
-    def take(self, index: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Their numbers."""
-        return index
-
-    def block(self, rows: slice, taken: NDArray[np.intp]) -> Array:
-        return np.ascontiguousarray(np.array([_row(self.rows, int(i), rows) for i in taken]).T)
-
-    def among(self, left: NDArray[np.intp], right: NDArray[np.intp]) -> Array:
-        entries = [_row(self.rows, int(i), slice(0, self.n))[right] for i in left]
-        return np.asarray(entries, np.float64).reshape(len(left), len(right))
-
-
-@dataclass(frozen=True)
-class DividedColumns(ColumnSource):
-    """Columns of A / c, c a power of two: no digit of them is another."""
-
-    columns: ColumnSource
-    """Columns of A."""
-    unit: float
-    """c."""
-
-    @property
-    def n(self) -> int:
-        return self.columns.n
-
-    def diagonal(self, rows: slice) -> Array:
-        return self._divided(self.columns.diagonal(rows))
-
-    def take(self, index: NDArray[np.intp]) -> Any:
-        """Handle of these columns of A."""
-        return self.columns.take(index)
-
-    def block(self, rows: slice, taken: Any) -> Array:
-        return self._divided(self.columns.block(rows, taken))
-
-    def among(self, left: Any, right: Any) -> Array:
-        return self._divided(self.columns.among(left, right))
-
-    def _divided(self, entries: Array) -> Array:
-        if self.unit == 1.0:
-            return entries
-        entries *= 1.0 / self.unit
-        return entries
-
-
-def _row(rows: Rows, i: int, columns: slice) -> Array:
-    row: Array = np.asarray(dense(rows.read(i, i + 1, columns)), np.float64)[0]
-    return row
-
-
 @dataclass(frozen=True)
 class BlockSymmetry:
     """A block beside its mirror image."""
@@ -533,71 +390,37 @@ def refuse_asymmetry(blocks: list[BlockSymmetry]) -> None:
         )
 
 
-FLOAT32_ROUNDING = 2.0**-24
-FLOAT64_ROUNDING = 2.0**-53
-MAX_ROUNDING_RATIO = 1e-2
-"""Largest rounding ratio with which a factor in float32 is tried. Measured with RBF and Matérn kernels of 2 and 16
-columns, 3,000 and 8,000 rows: up to 13 iterations at 5e-3, 14 to 25 at 3e-2, and a breakdown from 5e-2 on."""
-ITERATIONS_RATIO = 20.0
-"""Reduction of the residual by an iteration, divided by the rounding ratio (fits the same measurements)."""
-
-
-def rounding_ratio(n: int, relative_shift: float) -> float:
-    """Rounding of an n × n matrix with a unit diagonal in float32, divided by its smallest eigenvalue at least.
+class ResidentRows(Rows):
+    """Rows that every process reads once and then keeps in memory.
 
     Parameters
     ----------
-    n : int
-    relative_shift : float
-        Smallest diagonal shift, divided by the diagonal entry with which it is added; 0 gives infinity.
+    rows : Rows
+        Shared rows.
+    run : str
+        Name under which they are kept.
     """
-    return FLOAT32_ROUNDING * sqrt(n) / relative_shift if relative_shift > 0 else inf
 
+    is_shared = True
+    is_in_memory = True
 
-def least_relative_shift(diagonal: Array, shift: Array) -> float:
-    """Smallest s_i / (a_ii + s_i), for `rounding_ratio`.
+    def __init__(self, rows: Rows, run: str) -> None:
+        self.rows, self._run = rows, run
+        self.is_sparse = rows.is_sparse
 
-    Parameters
-    ----------
-    diagonal, shift : ndarray of shape (n,)
-        Diagonal of A, and s.
-    """
-    total = diagonal + shift
-    return float((shift / np.where(total > 0, total, 1.0)).min()) if np.isfinite(total).all() else 0.0
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows.shape
 
+    @property
+    def dtype(self) -> Any:
+        return self.rows.dtype
 
-def refining_iterations(ratio: float, tol: float) -> int:
-    """Iterations that a factor in float32 leaves to do, expected for a rounding ratio."""
-    return ceil(log(tol) / log(min(ITERATIONS_RATIO * max(ratio, FLOAT32_ROUNDING), 0.5)))
+    def read(self, start: int, stop: int, columns: slice = slice(None)) -> Any:
+        return self._kept().read(start, stop, columns)
 
+    def row_ranges(self, rows: slice, max_entries: int | None = None) -> list[slice]:
+        return self._kept().row_ranges(rows, max_entries)
 
-def rounding_scale(diagonal: Array) -> Array | None:
-    """P, of shape (n, 1): powers of two that bring the diagonal of P A P to between 1/2 and 2; None if all are 1.
-
-    Parameters
-    ----------
-    diagonal : ndarray of shape (n,)
-        Positive and finite.
-    """
-    half = np.frexp(diagonal)[1] // 2
-    return np.ldexp(1.0, -half)[:, None] if half.any() else None
-
-
-@dataclass(frozen=True)
-class RoundedTiles(TileSource):
-    """Tiles of P A P in float32, computed in float64 and then rounded."""
-
-    source: TileSource
-    """A."""
-    scale: Vectors
-    """P, of shape (n, 1)."""
-
-    def fill(self, meter: Meter, out: NDArray[Any], rows: slice, columns: slice) -> None:
-        for r, c, piece in self.pieces(meter, rows, columns, out.dtype):
-            out[r.start - rows.start : r.stop - rows.start, c.start - columns.start : c.stop - columns.start] = piece
-
-    def pieces(self, meter: Meter, rows: slice, columns: slice, dtype: DTypeLike) -> Iterator[Piece]:
-        for r, c, piece in self.source.pieces(meter, rows, columns, np.float64):
-            scaled = piece * read_range(self.scale, r)
-            scaled *= read_range(self.scale, c).T
-            yield r, c, scaled.astype(dtype, copy=False)
+    def _kept(self) -> MemoryRows:
+        return resident.get_or_create(self._run, "rows", lambda: MemoryRows(self.rows.read(0, self.rows.shape[0])))

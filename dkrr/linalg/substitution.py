@@ -3,7 +3,7 @@
 Each of the two sweeps reads L once. Every panel of L is used once: x_i ← x_i − L_ip x_p forward, x_p ← x_p − L_ipᵀ x_i
 backward, and one that meets the diagonal also solves with its square. A sweep is nothing but panels in an order that
 respects what is read. The arithmetic is in the precision of the vectors: where they are float64, a panel in float32 is
-widened piece by piece, in cache.
+widened strip by strip, in cache.
 
 As tasks, tile rows are put together in blocks, numbered in the order in which they are solved::
 
@@ -48,8 +48,8 @@ Panels = Sequence[tuple[int, int]]
 NEAR_TILES = 2
 """Tile rows whose solution the sums of a resumable substitution do not wait for."""
 MIN_TILES_PER_SUM, MAX_SUMS = 4, 12
-"""Least number of tile rows that one of its sums covers, and most sums of a tile row: on many workers the sums of all
-rows go on while the chain of tile rows is solved, and few of them have few tasks."""
+"""Smallest number of tile rows that one of its sums covers, and most sums of a tile row: on many workers the sums of
+all rows continue while the chain of tile rows is solved, and few of them have few tasks."""
 WIDENED_ENTRIES = 2**17
 """Entries of a panel that are converted at a time, 1 MiB. Measured: a quarter takes 1.1 times as long, since calls
 cost, and four times as many take several times as long, since the buffer leaves the cache and is mapped again."""
@@ -59,7 +59,7 @@ WIDEN_SECONDS = 6e-10
 
 @dataclass(frozen=True)
 class Substitution:
-    """One sweep: L X = B, or Lᵀ X = B with `transpose`."""
+    """Sweep over a factor: L X = B, or Lᵀ X = B with `transpose`."""
 
     factor: Matrix
     right_sides: Vectors
@@ -224,7 +224,7 @@ def sum_blocks(meter: Meter, job: Substitution, q: int, k: int) -> None:
 
 
 def solve_block(meter: Meter, job: Substitution, q: int) -> None:
-    """Task: X_q."""
+    """Task: solve for X_q."""
     x, wanted = job.read(job.right_sides, q), list[tuple[int, int]]()
     if job.sums is not None:
         for k in range(len(job.summed_blocks(q))):
@@ -291,7 +291,7 @@ def read_panels(meter: Meter, factor: Matrix, wanted: Panels) -> Iterator[tuple[
 
 
 def solve_panel(panel: NDArray[Any], columns: slice, x: Array, *, transpose: bool) -> None:
-    """One step of x ← L⁻¹ x or L⁻ᵀ x, with a panel of a triangular L, in the precision of x.
+    """Do one step of x ← L⁻¹ x or L⁻ᵀ x, with a panel of a triangular L, in the precision of x.
 
     Parameters
     ----------
@@ -332,12 +332,12 @@ def subtract_product(c: Array, panel: NDArray[Any], x: Array, *, transpose: bool
     widened = np.empty((most, width))
     for start in range(0, height, most):
         rows = slice(start, min(start + most, height))
-        piece = widened[: rows.stop - start]
-        np.copyto(piece, panel[rows])
+        strip = widened[: rows.stop - start]
+        np.copyto(strip, panel[rows])
         if transpose:
-            blas.gemm(c, piece, x[rows], transpose_a=True, alpha=-1.0, beta=1.0)
+            blas.gemm(c, strip, x[rows], transpose_a=True, alpha=-1.0, beta=1.0)
         else:
-            blas.gemm(c[rows], piece, x, alpha=-1.0, beta=1.0)
+            blas.gemm(c[rows], strip, x, alpha=-1.0, beta=1.0)
 
 
 def substitution_places(grid: TileGrid) -> int:
@@ -491,7 +491,7 @@ class SharedFactor:
 
 
 def block_cuts(n_tiles: int, slots: int) -> tuple[int, ...]:
-    """Tile rows at which blocks begin, for so many tasks at once.
+    """Tile rows at which blocks begin, for `slots` tasks at once.
 
     With P blocks a side the chain of solve tasks is 3/P of the work, so P ≥ 3 slots would keep all busy; the sums are
     P²/2 tasks. Some more than 2 slots is a compromise.

@@ -27,8 +27,7 @@ from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.normal import parts_for_folds
 from dkrr.linalg.passes import Design, strip_rows
 from dkrr.linalg.products import column_norms
-from dkrr.linalg.refinement import in_terms_of_alpha
-from dkrr.linalg.result import INACCURATE_ABOVE
+from dkrr.linalg.result import INACCURATE_ABOVE, in_terms_of_alpha
 
 Array = NDArray[np.float64]
 Block = Any

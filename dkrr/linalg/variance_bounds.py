@@ -75,17 +75,12 @@ class BoundedSolution:
     """Lower bound of kᵀA⁻¹k, of shape (m,)."""
     high: Array
     """Upper bound of kᵀA⁻¹k."""
-    left: Array
+    residual_energy: Array
     """Upper bound of rᵀA⁻¹r."""
-
-    def select(self, columns: NDArray[np.intp]) -> "BoundedSolution":
-        """Bounds for some of the columns."""
-        arrays = (self.right_sides[:, columns], self.x[:, columns], self.residuals[:, columns])
-        return BoundedSolution(*arrays, self.low[columns], self.high[columns], self.left[columns])
 
 
 class ResidualBounds:
-    """Bounds from residuals of systems with A.
+    """Bounds of quadratic forms with A⁻¹ from residuals of systems with A.
 
     Parameters
     ----------
@@ -130,7 +125,7 @@ class ResidualBounds:
                 f"alpha is {shift:g}, below what rounding in K leaves of bounds for {n:,} rows; expected more than "
                 f"{2 * self.rounding:.1e}: increase alpha, or use solver='cholesky'"
             )
-        self._middle, self._middle_rank = np.empty((0, 0)), -1
+        self._capacitance_factor, self._capacitance_rank = np.empty((0, 0)), -1
 
     def of(self, right_sides: Array, x: Array, residuals: Array) -> BoundedSolution:
         """Bounds for approximate solutions, all of shape (n, m)."""
@@ -139,10 +134,12 @@ class ResidualBounds:
         margin = self.rounding * size_x**2 + self.n * EPS * size_x * (size_k + size_r)
         # The residual itself is rounded.
         error = self.rounding * size_x + 4 * EPS * (size_k + self._shift * size_x)
-        left = self._left(residuals, size_r, error)
-        return BoundedSolution(right_sides, x, residuals, value - margin, value + margin + left, left)
+        residual_energy = self._residual_energy(residuals, size_r, error)
+        return BoundedSolution(
+            right_sides, x, residuals, value - margin, value + margin + residual_energy, residual_energy
+        )
 
-    def _left(self, residuals: Array, sizes: Array, error: Array) -> Array:
+    def _residual_energy(self, residuals: Array, sizes: Array, error: Array) -> Array:
         """Upper bounds of rᵀA⁻¹r, of shape (m,)."""
         least = self._shift - self.rounding
         plain = (sizes * (1.0 + self.n * EPS) + error) ** 2 / least
@@ -166,35 +163,35 @@ class ResidualBounds:
         factor, scale = self._factor, self._scale
         if factor is None or not factor.rank:
             return None
-        if factor.rank != self._middle_rank:  # it grows where conjugate gradient is slow
+        if factor.rank != self._capacitance_rank:  # it grows where conjugate gradient is slow
             squares = np.ones(self.n) if scale is None else scale**2
             try:
-                self._middle = small_cholesky(factor.gram(squares, self._precision), self._shift)
+                self._capacitance_factor = small_cholesky(factor.gram(squares, self._precision), self._shift)
             except NotPositiveDefiniteError:
-                self._middle = np.empty((0, 0))
-            self._middle_rank = factor.rank
-        if not len(self._middle):
+                self._capacitance_factor = np.empty((0, 0))
+            self._capacitance_rank = factor.rank
+        if not len(self._capacitance_factor):
             return None
         coef = factor.project(residuals if scale is None else residuals * scale[:, None], self._precision)
         coef = np.ascontiguousarray(coef)
-        blas.solve_lower(self._middle, coef)
-        blas.solve_lower(self._middle, coef, transpose=True)
+        blas.solve_lower(self._capacitance_factor, coef)
+        blas.solve_lower(self._capacitance_factor, coef, transpose=True)
         return factor.of_pivots(coef)
 
 
 def variance_bounds(
-    prior: Array, solved: BoundedSolution, constant: BoundedSolution | None, rounding: float
+    prior: Array, solution: BoundedSolution, constant: BoundedSolution | None, rounding: float
 ) -> VarianceBounds:
-    """Bounds of k(x, x) − kᵀA⁻¹k, and with a free constant of (1 − cᵀA⁻¹k)² / cᵀA⁻¹c more.
+    """Bounds of k(x, x) − kᵀA⁻¹k, and with an intercept of (1 − cᵀA⁻¹k)² / cᵀA⁻¹c more.
 
     Parameters
     ----------
     prior : ndarray of shape (m,)
         k(x, x).
-    solved : BoundedSolution
+    solution : BoundedSolution
         Systems of the rows' k.
     constant : BoundedSolution, optional
-        The system of c, with a free constant.
+        The system of c, with an intercept.
     rounding : float
         η, as in `ResidualBounds`.
 
@@ -204,15 +201,15 @@ def variance_bounds(
         If a variance is surely negative: the kernel is not positive semidefinite.
     """
     spread = 4 * EPS * np.abs(prior)
-    lower, upper = np.maximum(prior - solved.high - spread, 0.0), prior - solved.low + spread
+    lower, upper = np.maximum(prior - solution.high - spread, 0.0), prior - solution.low + spread
     refuse_negative(upper)
     if constant is None:
         return VarianceBounds.between(lower, upper)
     c, y = constant.right_sides[:, 0], constant.x[:, 0]
-    g = c @ solved.x + y @ solved.residuals
-    size_y, size_x = float(np.linalg.norm(y)), column_norms(solved.x)
-    error = np.sqrt(constant.left[0] * solved.left) + rounding * size_y * size_x
-    error += len(c) * EPS * (float(np.linalg.norm(c)) * size_x + size_y * column_norms(solved.residuals))
+    g = c @ solution.x + y @ solution.residuals
+    size_y, size_x = float(np.linalg.norm(y)), column_norms(solution.x)
+    error = np.sqrt(constant.residual_energy[0] * solution.residual_energy) + rounding * size_y * size_x
+    error += len(c) * EPS * (float(np.linalg.norm(c)) * size_x + size_y * column_norms(solution.residuals))
     total = (float(constant.low[0]), float(constant.high[0]))
     low, high = constant_bounds(np.abs(1.0 - g), error + 2 * EPS, total)
     return VarianceBounds.between(lower + low, upper + high)
@@ -223,7 +220,7 @@ def constant_bounds(distance: Array, error: Array, total: tuple[float, float]) -
     low, high = total
     if not low > 0:
         raise NotFiniteError(
-            f"cᵀA⁻¹c of the free constant is between {low:.1e} and {high:.1e}; expected a number > 0: rounding has "
+            f"cᵀA⁻¹c of the intercept is between {low:.1e} and {high:.1e}; expected a number > 0: rounding has "
             f"taken its digits: increase alpha, or use fit_intercept=False"
         )
     more = 1.0 + 8 * EPS

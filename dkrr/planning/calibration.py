@@ -19,10 +19,10 @@ import psutil
 
 from dkrr.checks import location, positive
 from dkrr.cluster.folders import private_folder
-from dkrr.cluster.process import ambient_client
+from dkrr.cluster.process import ambient_client, resident_bytes
 from dkrr.config import setting, temporary_directory
 from dkrr.errors import InputError
-from dkrr.planning.detection import fingerprint_of, local_workers, rates_at, reports_of, resident_bytes
+from dkrr.planning.detection import fingerprint_of, local_workers, rates_at, reports_of
 from dkrr.planning.measures import (
     CORE_BYTES,
     N_CHUNKS,
@@ -54,7 +54,7 @@ MUCH_STORE_SECONDS = 1.0
 """Projected time of reading and writing above which the store is measured as well."""
 MAX_WRITERS = 4
 """Threads that measure the store at once: more would share one disk, and write more."""
-MAX_BUSY_CORES = 0.5
+MAX_BUSY_CORES_FOR_STORE = 0.5
 """Cores kept busy by other programs, above which the store's rates would be theirs as well."""
 
 T = TypeVar("T")
@@ -139,7 +139,7 @@ def measured_profile(fingerprint: Fingerprint, measure: Callable[[], list[Measur
 
 
 def _with_disk(profile: Profile, cores: int) -> Profile:
-    """The same with the rates of the store that fits use by default.
+    """Profile with the rates of the store that fits use by default.
 
     Unchanged if nothing can be written there, or where other programs are busy: reading and writing wait for the disk,
     so that the clock of the thread does not tell what their share is.
@@ -150,7 +150,7 @@ def _with_disk(profile: Profile, cores: int) -> Profile:
             found = with_store(profile, scratch, partial(on_threads, writers), QUICK_CHUNKS, writers / cores)
     except OSError:
         return profile
-    return profile if load[0] > MAX_BUSY_CORES else found
+    return profile if load[0] > MAX_BUSY_CORES_FOR_STORE else found
 
 
 def with_store(
@@ -160,7 +160,7 @@ def with_store(
     n_chunks: int = N_CHUNKS,
     share: float = 1.0,
 ) -> Profile:
-    """The same with the rates of a store.
+    """Profile with the measured rates of a store.
 
     Parameters
     ----------
@@ -216,7 +216,7 @@ def _now() -> str:
 
 SECONDS = 0.25
 """Seconds for each of the measurements of a core."""
-MAX_SECONDS = 60.0
+MAX_CALIBRATION_SECONDS = 60.0
 
 
 def calibrate(path: str | Path | None = None, *, seconds: float = SECONDS) -> Profile:
@@ -256,9 +256,9 @@ def calibrate(path: str | Path | None = None, *, seconds: float = SECONDS) -> Pr
     >>> profile = dkrr.calibrate()  # doctest: +SKIP
     """
     seconds = positive(seconds, "seconds")
-    if seconds > MAX_SECONDS:
+    if seconds > MAX_CALIBRATION_SECONDS:
         raise InputError(
-            f"seconds is {seconds:g}; expected at most {MAX_SECONDS:g}: each of many measurements takes it"
+            f"seconds is {seconds:g}; expected at most {MAX_CALIBRATION_SECONDS:g}: each of many measurements takes it"
         )
     if path is not None:
         path = location(path, "path", "an existing folder, or None: the temporary one")

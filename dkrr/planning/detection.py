@@ -3,13 +3,11 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from mmap import PAGESIZE
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from dkrr import blas
 from dkrr.checks import parse_bytes, shown, whole
 from dkrr.cluster.process import (
     ROOT,
@@ -18,7 +16,8 @@ from dkrr.cluster.process import (
     available_bytes,
     confinement,
     process_limit_bytes,
-    read_system_file,
+    resident_bytes,
+    thread_share,
     usable_cores,
 )
 from dkrr.cluster.worker_settings import WorkerReport
@@ -47,7 +46,7 @@ from dkrr.planning.resources import (
 from dkrr.store.places import free_bytes
 from dkrr.text import format_bytes, plural
 
-DEFAULTS: RatesFrom = "defaults"
+DEFAULT_RATES: RatesFrom = "defaults"
 MAX_WORKERS = 10**5
 """More processes are in no cluster."""
 MAX_CORES = 10**4
@@ -135,7 +134,7 @@ def detect(
 def _confined(confined: Confinement, common: dict[str, Any]) -> Resources:
     """Resources of a process that does all the work itself, beside other tasks or processes that do the same."""
     shared, held, limit = confined.n_sharing, common["local_baseline_bytes"], common["local_limit_bytes"]
-    threads = _share(confined, common["local_threads"])
+    threads = thread_share(confined, common["local_threads"])
     share = None
     if confined.memory_limit is not None:
         of_worker = WorkerShare(shared, CLUSTER_FRACTION)
@@ -154,18 +153,6 @@ def _confined(confined: Confinement, common: dict[str, Any]) -> Resources:
         share=share,
         **(common | {"local_threads": threads, "local_limit_bytes": limit}),
     )
-
-
-def usable_threads(root: Path = ROOT) -> int:
-    """Threads that work in the calling thread may use: all cores, or its share in a Dask task, a child or a fork."""
-    cores, confined = usable_cores(root), confinement()
-    return cores if confined is None else _share(confined, cores)
-
-
-def _share(confined: Confinement, cores: int) -> int:
-    """Threads for one of the tasks of this process, or of the processes that share the machine."""
-    # joblib and Dask set the threads of BLAS such that the processes of a machine have a core for each.
-    return max(1, min(blas.n_threads(), cores // confined.n_sharing))
 
 
 def local_workers(workers: int | None, root: Path = ROOT) -> int:
@@ -303,18 +290,10 @@ def fingerprint_of(workers: Sequence[WorkerReport]) -> Fingerprint:
     return machine_fingerprint() if is_here and load_profile(fingerprint) is None else fingerprint
 
 
-def resident_bytes() -> int:
-    """Memory that this process holds."""
-    try:
-        return int(read_system_file("/proc/self/statm").split()[1]) * PAGESIZE
-    except OSError:  # not Linux
-        return int(psutil.Process().memory_info().rss)
-
-
 def known_rates(fingerprint: Fingerprint) -> tuple[Rates, RatesFrom]:
     """Rates from Dask's configuration, else as measured here, else the defaults; and which of them."""
     profile = load_profile(fingerprint)
-    rates, rates_from = Rates(), DEFAULTS
+    rates, rates_from = Rates(), DEFAULT_RATES
     if profile is not None:
         rates, rates_from = profile.rates, "quick" if profile.is_quick else "calibration"
     given = setting("rates")

@@ -16,12 +16,12 @@ from dkrr.text import format_bytes, format_seconds, plural
 
 DRAWING = "drawing centres"
 """Stage of a fit."""
-COPIES = 3
+ROW_COPIES = 3
 """Copies of rows that are taken from a file or a store."""
 
 
 class Drawing(NamedTuple):
-    """What it takes to draw all centres of a kernel."""
+    """Projected cost of drawing all centres of a kernel."""
 
     stage: Stage
     """Its peak is that of the calling process."""
@@ -30,14 +30,14 @@ class Drawing(NamedTuple):
     """No centre needs more than its own row."""
 
     def reason(self) -> Reason:
-        """What a plan says of it."""
+        """Reason of a plan that states this cost."""
         cost = f"about {format_seconds(self.stage.seconds)}, at most {format_bytes(self.stage.peak_bytes)}"
         count = plural(self.n_centres, "centre")
         return Reason("centres-drawn", f"the calling process draws {count} of Nystroem before the fit: {cost}")
 
 
 def drawing_reasons(reasons: Sequence[Reason]) -> list[Reason]:
-    """Those of them that say what it takes to draw centres."""
+    """Reasons that state the cost of drawing centres."""
     return [reason for reason in reasons if reason.code == "centres-drawn"]
 
 
@@ -55,7 +55,7 @@ def drawing_of(p: Problem, r: Resources) -> Drawing | None:
         if phi.pivots == "rpcholesky":
             n = n_candidates(p.n, m)
             rows = p.largest_rows_bytes(n) if n < p.n or not p.x_in_memory else 0
-            taken = rows * (1 if p.x_in_memory else COPIES) + p.read_overhead_bytes + 16 * p.n
+            taken = rows * (1 if p.x_in_memory else ROW_COPIES) + p.read_overhead_bytes + 16 * p.n
             chosen = choice_bytes(base, n, m, p.d, p.csr_bytes(n))
             most = max(most, held + max(taken, rows + 16 * p.n + p.largest_rows_bytes(m) + chosen))
             work += choice_work(n, m, base.nominal_seconds(p.d))

@@ -10,6 +10,7 @@ from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
 from dkrr.linalg.cholesky import cholesky_task_bytes
 from dkrr.linalg.dual_objective import VECTORS_HELD
+from dkrr.linalg.float32_tiles import MAX_ROUNDING_RATIO, refining_iterations, rounding_ratio
 from dkrr.linalg.in_memory_cholesky import (
     ONE_TILE,
     copy_work,
@@ -20,11 +21,10 @@ from dkrr.linalg.in_memory_cholesky import (
     solving_work,
 )
 from dkrr.linalg.likelihood import SECONDS_PER_SCORE
-from dkrr.linalg.newton import LEAST_SHIFT, SECONDS_PER_STEP, SECONDS_PER_STEP_IN_MEMORY
+from dkrr.linalg.newton import MIN_SHIFT_RATIO, SECONDS_PER_STEP, SECONDS_PER_STEP_IN_MEMORY
 from dkrr.linalg.products import calls_work
 from dkrr.linalg.residual import uses_symmetry
 from dkrr.linalg.solver_settings import ConjugateGradient
-from dkrr.linalg.sources import MAX_ROUNDING_RATIO, refining_iterations, rounding_ratio
 from dkrr.linalg.substitution import apply_bytes
 from dkrr.planning.problem import Problem, Spectrum
 from dkrr.planning.resources import (
@@ -64,7 +64,7 @@ VECTORS = {8: 7, 4: 12}
 
 def ratio_of(p: Problem) -> float:
     """Rounding ratio of K + λI (or of the systems of Newton's method), by λ and an estimate of the spectrum."""
-    shift = min(p.alphas) * (1.0 if p.loss == "squared" else LEAST_SHIFT)
+    shift = min(p.alphas) * (1.0 if p.loss == "squared" else MIN_SHIFT_RATIO)
     if not p.kernel.has_unit_diagonal:
         return TYPICAL_RATIO if shift > 0 else 1.0
     if p.spectrum != Spectrum():
@@ -111,7 +111,7 @@ class FactorUse(NamedTuple):
 
 
 def uses(p: Problem, itemsize: Itemsize) -> list[FactorUse]:
-    """What a fit does with the Gram matrix and its factors, once they exist."""
+    """Uses that a fit makes of the Gram matrix and its factors, once they exist."""
     s, n = p.systems, _iterations(p, itemsize)
     if p.loss == "logistic":  # independent models have products to themselves
         together, m = (1, p.n_targets) if p.is_softmax else (p.n_targets, 1)
@@ -126,7 +126,7 @@ def uses(p: Problem, itemsize: Itemsize) -> list[FactorUse]:
 
 
 def own_steps(site: CostModel) -> list[Step]:
-    """What Newton's method does besides systems and products."""
+    """Steps of Newton's method besides systems and products; empty for a regression."""
     p = site.problem
     if p.loss == "squared":
         return []
@@ -165,11 +165,11 @@ def _strategy(
     keeps_rows: bool = False, keeps_matrix: bool = False,
 ) -> Strategy:  # fmt: skip
     p, n = site.problem, _iterations(site.problem, itemsize)
-    how: Direct | Float32Factor = Direct(
+    details: Direct | Float32Factor = Direct(
         tiling=tiling, row_block=products_tile, keeps_matrix=keeps_matrix, keeps_factors=p.uncertainty
     )
     if itemsize == 4:
-        how = Float32Factor(
+        details = Float32Factor(
             tiling=tiling,
             iterations=n if p.loss == "squared" else n * p.n_steps * (1 if p.is_softmax else p.n_targets),
             products_tile=products_tile,
@@ -178,9 +178,9 @@ def _strategy(
             keeps_matrix=keeps_matrix,
         )
     stages = site.price(recipe, peak) + (
-        site.held_out(peak, TileGrid(p.n, tiling.tile, tiling.panel)) if how.keeps_factors else ()
+        site.held_out(peak, TileGrid(p.n, tiling.tile, tiling.panel)) if details.keeps_factors else ()
     )
-    return Strategy(form="dual", place=site.place, how=how, stages=stages, n_steps=newton_steps(p))
+    return Strategy(form="dual", place=site.place, details=details, stages=stages, n_steps=newton_steps(p))
 
 
 def newton_steps(p: Problem) -> int:

@@ -17,7 +17,7 @@ from dkrr.linalg.conjugate_gradient import (
     ROUND_TRIPS_PER_ITERATION,
     cycles_in_low_precision,
 )
-from dkrr.linalg.fold_preconditioner import middles_work
+from dkrr.linalg.fold_preconditioner import capacitance_work
 from dkrr.linalg.pivoted_cholesky import (
     FACTOR_BYTES,
     SPREAD,
@@ -211,7 +211,7 @@ class IterativeDual:
         return Strategy(
             form="dual",
             place=self.site.place,
-            how=Iterative(products=products, iterations=iterations, rank=self.rank, rank_limit=limit),
+            details=Iterative(products=products, iterations=iterations, rank=self.rank, rank_limit=limit),
             stages=self.site.price(self.recipe(products), peak),
             n_steps=self.problem.n_steps if self.problem.loss == "logistic" else 0,
         )
@@ -253,7 +253,7 @@ class IterativeDual:
     def _middles(self, rank: int) -> Work:
         """Small matrices of the training sets of folds."""
         n_folds = self.problem.n_folds
-        return middles_work(self.problem.n, rank, n_folds) if n_folds > 1 else Work()
+        return capacitance_work(self.problem.n, rank, n_folds) if n_folds > 1 else Work()
 
     def _trip_seconds(self, products: TileProducts) -> float:
         """Time in which vectors and sums of one iteration travel between the workers."""
@@ -286,10 +286,10 @@ class IterativeDual:
 
 def growth_seconds(problem: Problem, resources: Resources, chosen: Strategy) -> tuple[float, Callable[[int], float]]:
     """Time of one product of a plan, and from a rank to the time that one more pivot costs there (dual form)."""
-    how = chosen.how
-    assert isinstance(how, Iterative)
-    way = IterativeDual(CostModel(problem, resources, chosen.place), problem.systems, how.rank)
-    return way.growth_seconds(how.tile_products, how.iterations)
+    details = chosen.details
+    assert isinstance(details, Iterative)
+    iterative = IterativeDual(CostModel(problem, resources, chosen.place), problem.systems, details.rank)
+    return iterative.growth_seconds(details.tile_products, details.iterations)
 
 
 def multiplied_dual(p: Problem, r: Resources) -> Iterator[Strategy]:

@@ -1,4 +1,4 @@
-"""What plans say: one layout of their texts, the words for a way to solve, and why it was chosen or was not."""
+"""Texts of plans: their layout, the description of a strategy, and why it was chosen or rejected."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
@@ -12,19 +12,20 @@ from dkrr.planning.dual_cg import settings_of
 from dkrr.planning.problem import Form, Problem, Spectrum
 from dkrr.planning.reasons import NO_REASON, Reason, codes_of
 from dkrr.planning.strategy import Direct, Float32Factor, FourierSolve, Iterative, RowPasses, Strategy, TileProducts
-from dkrr.planning.transforms import GOAL
+from dkrr.planning.transforms import REFINED_RESIDUAL
 from dkrr.store import TileGrid
 from dkrr.text import Explained, format_bytes, format_seconds, plural
 
 SMALL_SECONDS = 3.0
 """Work below this needs neither workers nor a solver whose time is only an estimate."""
 SMALL_NEWTON_SECONDS = 0.5
-"""The same of Newton's method, whose systems need not be solved well: iterations are then the safer (measured with
-4,000 rows: 0.41 s planned as 0.38, where factors take 1.8)."""
-SURELY_FASTER = 3.0
+"""Work of Newton's method below which a direct solver is not compared with iterations. These are safer than for a
+regression, since the systems need not be solved well (measured with 4,000 rows: 0.41 s planned as 0.38, where
+factors take 1.8)."""
+MIN_CG_SPEEDUP = 3.0
 """By how much conjugate gradient must beat the direct solver to be chosen: its iterations are an estimate."""
 MANY_ITERATIONS = 2000
-"""Iterations assumed for the primal form, where the spectrum is not known: if so many are still faster than a direct
+"""Iterations assumed for the primal form, where the spectrum is not known: if they are still faster than a direct
 solver, as with wide sparse rows, conjugate gradient is chosen."""
 FEW_ITERATIONS = 5
 """Iterations of the primal form with uncorrelated columns."""
@@ -32,7 +33,7 @@ DOUBT_OF_ESTIMATE = (0.3, 1.3)
 """Smallest and largest number of iterations over the expected one, of fits whose spectrum was estimated on a sample
 (normal, uniform, heavy-tailed, clustered and nearly singular rows; 4, 16 and 64 columns)."""
 DOUBT_OF_TYPICAL = (0.1, 2.0)
-"""The same where a typical spectrum was assumed."""
+"""Smallest and largest number of iterations over the expected one, where a typical spectrum was assumed."""
 NOT_ENOUGH_MEMORY = Reason("memory", "needs more memory than allowed")
 NO_FACTOR_LEFT = Reason("no-factor-left", "leaves no factor in float64, which standard deviations take")
 CG_REQUESTED = Reason("cg-requested", "conjugate gradient was requested")
@@ -44,7 +45,7 @@ DIRECT_IS_SOON_DONE = Reason(
 )
 NOT_SURELY_FASTER = Reason(
     "not-surely-faster",
-    f"not {SURELY_FASTER:g} × faster, and the estimate of its iterations may be wrong by that factor",
+    f"not {MIN_CG_SPEEDUP:g} × faster, and the estimate of its iterations may be wrong by that factor",
 )
 
 
@@ -97,57 +98,60 @@ class Reasoned(Explained):
         return layout(self.title(), [("how", self.summary()), *self.facts()], self.reasons, self.rejected)
 
 
-# The words for a way to solve
+# Descriptions of strategies
 
 
 def solver_facts(c: Strategy, p: Problem) -> list[tuple[str, str]]:
-    """What solves the systems and to what accuracy, where, and how the matrix is kept."""
-    how, alphas = c.how, f", {len(p.alphas)} values of alpha" if len(p.alphas) > 1 else ""
+    """Facts of a plan about its solver: accuracy, place, and how the matrix is stored."""
+    details, alphas = c.details, f", {len(p.alphas)} values of alpha" if len(p.alphas) > 1 else ""
     facts = [("where", _where(c))]
-    if isinstance(how, Iterative):
+    if isinstance(details, Iterative):
         facts.append(("products", c.products_text()))
-    elif not c.place.is_memory and not c.streams and not isinstance(how, FourierSolve):
+    elif not c.place.is_memory and not c.streams and not isinstance(details, FourierSolve):
         facts.append(("tiles", _tiles(c, p)))
     return [("solver", (_newton(c, p) if c.n_steps else _solver(c, p)) + alphas), *facts]
 
 
 def _solver(c: Strategy, p: Problem) -> str:
-    how = c.how
-    if isinstance(how, Direct):
+    details = c.details
+    if isinstance(details, Direct):
         return "tiled Cholesky"
-    if isinstance(how, FourierSolve):
+    if isinstance(details, FourierSolve):
         by = (
-            f"conjugate gradient with a partial factor (rank up to {how.rank_limit:,})"
-            if how.rank_limit
+            f"conjugate gradient with a partial factor (rank up to {details.rank_limit:,})"
+            if details.rank_limit
             else "Cholesky"
         )
-        return f"{by}, refined to a true residual of {GOAL:.0e} of the dual system; entries of K within {how.bound:.1e}"
-    if isinstance(how, Float32Factor):
-        goal = "the level of rounding" if how.tol is None else f"a true residual of {how.tol:.0e}"
         return (
-            f"tiled Cholesky in float32, refined in float64 to {goal} by conjugate gradient; about {how.iterations} "
-            f"iterations (an estimate)"
+            f"{by}, refined to a true residual of {REFINED_RESIDUAL:.0e} of the dual system; entries of K within "
+            f"{details.bound:.1e}"
         )
-    rank = f"rank {how.rank:,}"
-    if how.rank < how.rank_limit:
-        rank = f"rank up to {how.rank_limit:,}, about {how.rank:,}"
-    preconditioned = f"preconditioned ({rank})" if how.rank_limit else "not preconditioned by a factor"
+    if isinstance(details, Float32Factor):
+        goal = "the level of rounding" if details.tol is None else f"a true residual of {details.tol:.0e}"
+        return (
+            f"tiled Cholesky in float32, refined in float64 to {goal} by conjugate gradient; about "
+            f"{details.iterations} iterations (an estimate)"
+        )
+    rank = f"rank {details.rank:,}"
+    if details.rank < details.rank_limit:
+        rank = f"rank up to {details.rank_limit:,}, about {details.rank:,}"
+    preconditioned = f"preconditioned ({rank})" if details.rank_limit else "not preconditioned by a factor"
     return (
         f"conjugate gradient, {preconditioned}, to a true residual of {p.tol:.0e}; about "
-        f"{plural(how.iterations, 'iteration')} (an estimate)"
+        f"{plural(details.iterations, 'iteration')} (an estimate)"
     )
 
 
 def _newton(c: Strategy, p: Problem) -> str:
-    how, in_all = c.how, ""
-    if isinstance(how, Direct | FourierSolve):
+    details, in_all = c.details, ""
+    if isinstance(details, Direct | FourierSolve):
         by = "Cholesky"
     else:
-        by, in_all = "conjugate gradient", f", {plural(how.iterations, 'iteration')} in all"
-        if isinstance(how, Float32Factor):
+        by, in_all = "conjugate gradient", f", {plural(details.iterations, 'iteration')} in all"
+        if isinstance(details, Float32Factor):
             by += " with factors in float32"
-        elif how.rank:
-            by += f" with a factor of rank about {how.rank:,}"
+        elif details.rank:
+            by += f" with a factor of rank about {details.rank:,}"
     steps = plural(c.n_steps, "step")
     return f"Newton to a relative gradient of {p.tol:.0e}, by {by}; about {steps}{in_all} (an estimate)"
 
@@ -155,15 +159,15 @@ def _newton(c: Strategy, p: Problem) -> str:
 def _where(c: Strategy) -> str:
     if c.execution == "dask":
         threads = f" of {c.place.threads} threads" if c.place.threads > 1 else ""
-        disk = "" if isinstance(c.how, Iterative | FourierSolve) else ", tiles on disk"
+        disk = "" if isinstance(c.details, Iterative | FourierSolve) else ", tiles on disk"
         return f"on Dask workers{disk} ({plural(c.n_workers, 'process', 'es')}{threads})"
-    if isinstance(c.how, Iterative | FourierSolve):
+    if isinstance(c.details, Iterative | FourierSolve):
         return "in the calling process"
     return f"in the calling process, {'in memory' if c.place.is_memory else 'tiles on disk'}"
 
 
 def _tiles(c: Strategy, p: Problem) -> str:
-    tiling, n_tiles = c.how.tiling, -(-p.side(c.form) // c.tile)
+    tiling, n_tiles = c.details.tiling, -(-p.matrix_size(c.form) // c.tile)
     columns = f", {tiling.columns_per_task} tile columns per task" if tiling.columns_per_task else ""
     return (
         f"{tiling.tile:,} × {tiling.tile:,} in panels of {tiling.panel}{columns}; {n_tiles} per side, "
@@ -241,34 +245,38 @@ def why_solver(p: Problem, c: Strategy, candidates: Sequence[Strategy]) -> list[
     if c.streams:
         text = "the curvature is a matrix in the calling process; the rows are streamed, a pass for each step"
         return [Reason("rows-streamed", text)] + ([] if c.place.is_memory else _why_tiles(p))
-    if isinstance(c.how, Direct):
+    if isinstance(c.details, Direct):
         return _why_factor(p, c, candidates)
-    if isinstance(c.how, FourierSolve):
+    if isinstance(c.details, FourierSolve):
         text = "its matrix is gathered from sums over the rows, and factored"
-        if c.how.rank_limit:
+        if c.details.rank_limit:
             text = "its products are convolutions of sums over the rows; a complete factor would take longer"
-        return [Reason("grid-iterates" if c.how.rank_limit else "grid-factored", text)]
-    return _why_float32(c.how, candidates) if isinstance(c.how, Float32Factor) else _why_iterations(p, c, candidates)
+        return [Reason("grid-iterates" if c.details.rank_limit else "grid-factored", text)]
+    return (
+        _why_float32(c.details, candidates)
+        if isinstance(c.details, Float32Factor)
+        else _why_iterations(p, c, candidates)
+    )
 
 
 def why_kept(p: Problem, c: Strategy, candidates: Sequence[Strategy]) -> Reason:
-    """What the fit keeps for standard deviations, and where; or why it keeps nothing."""
-    if c.form == "primal" and min(p.alphas) > 0 and c.how.keeps_factors:
-        what = "the sums over the rows are" if isinstance(c.how, FourierSolve) else "the factor is"
-        size = format_bytes(8 * len(p.alphas) * p.side("primal") ** 2)
+    """Reason that says which factor the fit keeps for standard deviations, and where; or why it keeps none."""
+    if c.form == "primal" and min(p.alphas) > 0 and c.details.keeps_factors:
+        what = "the sums over the rows are" if isinstance(c.details, FourierSolve) else "the factor is"
+        size = format_bytes(8 * len(p.alphas) * p.matrix_size("primal") ** 2)
         return Reason("factor-kept", f"{what} kept for standard deviations: {size} in memory after the fit")
     if c.form == "primal":
         text = "no factor is kept: standard deviations take a second pass over the rows when they are first asked for"
         return Reason("second-pass", text)
-    if c.how.keeps_factors:
-        grid = TileGrid(p.n, c.how.tiling.tile, c.how.tiling.panel)
+    if c.details.keeps_factors:
+        grid = TileGrid(p.n, c.details.tiling.tile, c.details.tiling.panel)
         each = memory_bytes(grid, keeps=False) if c.place.is_memory else factor_bytes(grid)
         where = (
             "memory after the fit" if c.place.is_memory else "the store" if p.keeps_store else "the temporary folder"
         )
         size = format_bytes(len(p.alphas) * each)
         return Reason("factor-kept", f"the factor is kept for standard deviations: {size} in {where}")
-    if isinstance(c.how, Float32Factor):
+    if isinstance(c.details, Float32Factor):
         return Reason(
             "no-factor-kept",
             "no factor is kept: that of the fit is in float32, and standard deviations take another one in float64, or "
@@ -277,7 +285,7 @@ def why_kept(p: Problem, c: Strategy, candidates: Sequence[Strategy]) -> Reason:
     if isinstance(p.settings, ConjugateGradient):
         why = why_cg(p)
     else:
-        refused = next((o.refused for o in candidates if o.form == "dual" and o.how.keeps_factors), NO_REASON)
+        refused = next((o.refused for o in candidates if o.form == "dual" and o.details.keeps_factors), NO_REASON)
         why = Reason("", f"a factorisation {refused or 'is too large'}")
     return Reason("no-factor-kept", f"no factor is kept, since {why}: standard deviations come by conjugate gradient")
 
@@ -311,12 +319,12 @@ def _why_tiles(p: Problem) -> list[Reason]:
     return [Reason("tile-is-fastest", text)]
 
 
-def _why_float32(how: Float32Factor, candidates: Sequence[Strategy]) -> list[Reason]:
-    if how.tol is not None:
+def _why_float32(details: Float32Factor, candidates: Sequence[Strategy]) -> list[Reason]:
+    if details.tol is not None:
         why = Reason("float32-requested", "conjugate gradient with a factor in float32 was requested")
     else:
         text = "a factor in float32, since it takes half the time and space of one in float64"
-        direct = [c.seconds for c in candidates if isinstance(c.how, Direct) and not c.refused]
+        direct = [c.seconds for c in candidates if isinstance(c.details, Direct) and not c.refused]
         if direct:
             text += f" (about {format_seconds(min(direct))} in all)"
         why = Reason("float32", text)
@@ -325,8 +333,8 @@ def _why_float32(how: Float32Factor, candidates: Sequence[Strategy]) -> list[Rea
 
 
 def _why_iterations(p: Problem, c: Strategy, candidates: Sequence[Strategy]) -> list[Reason]:
-    assert isinstance(c.how, Iterative)
-    how, found = c.how, [_why_iterative(p, c, candidates)]
+    assert isinstance(c.details, Iterative)
+    details, found = c.details, [_why_iterative(p, c, candidates)]
     if c.execution == "memory":
         text = "in the calling process, since its threads are as fast as workers would be"
         found.append(Reason("threads-are-as-fast", text))
@@ -335,15 +343,16 @@ def _why_iterations(p: Problem, c: Strategy, candidates: Sequence[Strategy]) -> 
         code = "store-requested" if p.keeps_store else "tile-requested"
         found.append(Reason(code, f"in the calling process, with {store}"))
     if settings_of(p).rank is not None:
-        found.append(Reason("rank-requested", f"a preconditioner of rank {how.rank:,} was requested"))
-    elif how.rank:
+        found.append(Reason("rank-requested", f"a preconditioner of rank {details.rank:,} was requested"))
+    elif details.rank:
         text = (
-            f"a preconditioner of rank {how.rank:,}: a higher rank would take longer to build than it saves, or not "
-            f"fit in memory; the spectrum found during the fit may end it earlier or raise it to {how.rank_limit:,}"
+            f"a preconditioner of rank {details.rank:,}: a higher rank would take longer to build than it saves, or "
+            f"not fit in memory; the spectrum found during the fit may end it earlier or raise it to "
+            f"{details.rank_limit:,}"
         )
         found.append(Reason("rank-pays", text))
-    if isinstance(how.products, TileProducts):
-        found += _why_products(p, how.products, c.place.slots)
+    if isinstance(details.products, TileProducts):
+        found += _why_products(p, details.products, c.place.slots)
     return found
 
 
@@ -394,23 +403,23 @@ def doubt(p: Problem, c: Strategy, direct_seconds: float) -> Reason:
 
     Steps of Newton's method are estimates for all solvers, and tolerate systems that are not solved well.
     """
-    if not isinstance(c.how, Iterative):
+    if not isinstance(c.details, Iterative):
         return NO_REASON
     if not c.n_steps and is_soon_done(p, direct_seconds):
         return DIRECT_IS_SOON_DONE
     if c.form == "primal":
-        worst = c.seconds * max(1.0, MANY_ITERATIONS * max(c.n_steps, 1) / max(c.how.iterations, 1))
+        worst = c.seconds * max(1.0, MANY_ITERATIONS * max(c.n_steps, 1) / max(c.details.iterations, 1))
         return NO_REASON if worst <= direct_seconds else SPECTRUM_UNKNOWN
     if not p.kernel.has_unit_diagonal or min(p.alphas) <= 0:
         return SPECTRUM_UNKNOWN
-    return NOT_SURELY_FASTER if not c.n_steps and SURELY_FASTER * c.seconds > direct_seconds else NO_REASON
+    return NOT_SURELY_FASTER if not c.n_steps and MIN_CG_SPEEDUP * c.seconds > direct_seconds else NO_REASON
 
 
 def iteration_doubt(p: Problem, c: Strategy) -> tuple[float, float]:
     """Smallest and largest number of iterations over the expected one, where an estimate says no more."""
-    if not isinstance(c.how, Iterative):
+    if not isinstance(c.details, Iterative):
         return 1.0, 1.0
-    if isinstance(c.how.products, RowPasses):
+    if isinstance(c.details.products, RowPasses):
         most = min(MANY_ITERATIONS, c.tile + 1)
-        return FEW_ITERATIONS / max(c.how.iterations, FEW_ITERATIONS), max(1.0, most / c.how.iterations)
+        return FEW_ITERATIONS / max(c.details.iterations, FEW_ITERATIONS), max(1.0, most / c.details.iterations)
     return DOUBT_OF_TYPICAL if p.spectrum == Spectrum() else DOUBT_OF_ESTIMATE

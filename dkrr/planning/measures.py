@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dkrr import blas
+from dkrr.cluster.process import resident_bytes, usable_threads
 from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
 from dkrr.config import setting
 from dkrr.data import Rows
@@ -29,7 +30,6 @@ from dkrr.kernels.columns import Columns, Compound
 from dkrr.kernels.custom import FunctionCost
 from dkrr.linalg.products import Precision
 from dkrr.linalg.sources import cut_tile
-from dkrr.planning.detection import resident_bytes, usable_threads
 from dkrr.planning.problem import EntrySeconds, Problem
 from dkrr.store import ChunkedArray
 
@@ -56,15 +56,15 @@ FIRST_ROWS = 16
 """Rows of the first block, on which a function may import and compile what it needs."""
 MAX_ROWS = 512
 """Rows of the largest block: its temporaries are hundreds of times smaller than those of a fit may be."""
-MAX_SECONDS = 0.1
+MAX_FUNCTION_SECONDS = 0.1
 """Time of a block from which no larger one is tried."""
-MAX_BYTES = 256 * 2**20
+MAX_FUNCTION_BYTES = 256 * 2**20
 """Peak memory of a block, likewise."""
-MAX_BLOCK_BYTES = 16 * 2**20
+MAX_SAMPLE_BYTES = 16 * 2**20
 """Bytes of the rows that kernels are measured with."""
 GRAM_SECONDS = 0.05
 """Nominal time of a Gram matrix from which its kernel is measured, in 20 to 90 ms."""
-SHORT_SECONDS = 2e-3
+MAX_KERNEL_SECONDS = 2e-3
 """Time of a block of a kernel from which no larger one is tried."""
 MAX_KNOWN = 256
 """Kernels whose measurement is kept for the next plan."""
@@ -132,10 +132,10 @@ def measure_memory(seconds: float) -> Measured:
     rows, columns = slice(0, side), slice(side, 2 * side)
 
     def multiply() -> None:
-        for r, c, piece in cut_tile(tile, rows, columns):
+        for r, c, strip in cut_tile(tile, rows, columns):
             across = slice(c.start - columns.start, c.stop - columns.start)
-            blas.gemm(left[r], piece, right[across], beta=1.0)
-            blas.gemm(right[across], piece, left[r], transpose_a=True)
+            blas.gemm(left[r], strip, right[across], beta=1.0)
+            blas.gemm(right[across], strip, left[r], transpose_a=True)
 
     return {"memory_bytes": tile.nbytes / best_seconds(multiply, seconds)}
 
@@ -224,13 +224,13 @@ def with_measured_kernel(problem: Problem, rows: Rows | None) -> Problem:
 
 
 def _rows_to_measure(problem: Problem, rows: Rows | None) -> Any:
-    """Twice MAX_ROWS rows, or what has MAX_BLOCK_BYTES; None where there are none of their kind."""
-    n = min(2 * MAX_ROWS, problem.n, max(2 * FIRST_ROWS, MAX_BLOCK_BYTES // problem.bytes_of_row))
+    """Twice MAX_ROWS rows, or what has MAX_SAMPLE_BYTES; None where there are none of their kind."""
+    n = min(2 * MAX_ROWS, problem.n, max(2 * FIRST_ROWS, MAX_SAMPLE_BYTES // problem.bytes_of_row))
     takes_numbers = not problem.is_sparse and not problem.kernel.functions
     # Of dense rows in a file those in memory would be no different, and may only be read with many others.
     if rows is not None and not rows.is_computed and (rows.is_in_memory or not takes_numbers):
         return rows.read(0, n)
-    if not takes_numbers or n * problem.bytes_of_row > MAX_BLOCK_BYTES:  # of rows that wide none are made up
+    if not takes_numbers or n * problem.bytes_of_row > MAX_SAMPLE_BYTES:  # of rows that wide none are made up
         return None
     return np.random.default_rng(0).random((n, problem.d))
 
@@ -270,8 +270,8 @@ def _each_seconds(kernel: Kernel, X: Any, Y: Any, precision: Precision) -> float
         side = min(side, most)
         once = partial(form, np.empty((side, side), precision))
         # The first call may import, or get memory from the system.
-        if side == most or min(_timed(once, time.thread_time) for _ in range(2)) > SHORT_SECONDS:
-            return best_seconds(once, 2 * SHORT_SECONDS) / float(side**2)
+        if side == most or min(_timed(once, time.thread_time) for _ in range(2)) > MAX_KERNEL_SECONDS:
+            return best_seconds(once, 2 * MAX_KERNEL_SECONDS) / float(side**2)
         side *= 4
 
 
@@ -302,7 +302,7 @@ def measure(function: Callable[[Any, Any], Any], X: Any, Y: Any) -> FunctionCost
                 function(X[:side], Y[:side])
                 seconds = time.perf_counter() - begun
                 peak = _peak_bytes(function, X[:side], Y[:side])
-                if side >= most or seconds > MAX_SECONDS or peak > MAX_BYTES:
+                if side >= most or seconds > MAX_FUNCTION_SECONDS or peak > MAX_FUNCTION_BYTES:
                     break
                 side, before = min(2 * side, most), (side, peak)
     except (DkrrError, MemoryError):

@@ -1,11 +1,10 @@
-"""All ways to solve, in one table: a new one is a function that yields priced candidates, and a line here."""
+"""Table of all solvers: a new one is a function that yields priced candidates, and a line here."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Literal
 
-from dkrr.linalg.refinement import Cholesky
-from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
+from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.planning.dual import factored_dual
 from dkrr.planning.dual_cg import multiplied_dual
 from dkrr.planning.primal import curvature_in_memory, factored_primal, streamed_primal
@@ -41,8 +40,8 @@ METHODS: Mapping[tuple[Loss, Form | Literal["fourier"], Solver], Candidates] = {
 """Candidates by loss, form (the primal one also by transforms) and solver, those in memory first."""
 
 
-def ways(p: Problem, form: Form) -> Iterable[tuple[Solver, Candidates]]:
-    """Ways that the requested solver has in a form, those of direct solvers first."""
+def solvers_in_form(p: Problem, form: Form) -> Iterable[tuple[Solver, Candidates]]:
+    """Solvers in a form that the user's request allows, direct ones first, each with its candidates."""
     solvers: tuple[Solver, ...] = ("cholesky", "float32", "cg")
     if isinstance(p.settings, Cholesky):
         solvers = ("cholesky",)

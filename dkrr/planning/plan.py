@@ -19,7 +19,7 @@ from dkrr.planning.transforms import sums_bytes
 from dkrr.store import ChunkedArray, TileGrid
 from dkrr.text import Explained, format_bytes, format_seconds, plural
 
-ITERATING = "conjugate gradient"
+ITERATION_STAGE = "conjugate gradient"
 """Stage whose time is proportional to the iterations."""
 NARROW = 0.1
 """Width of a range of seconds over the seconds, below which it says nothing."""
@@ -57,7 +57,7 @@ class Plan(Explained):
     --------
     dkrr.plan : Make a plan without carrying it out.
     dkrr.solvers.SolveResult : What a fit reports of its work.
-    dkrr.planning.Strategy : One way to solve a problem, with its cost.
+    dkrr.planning.Strategy : Solver of a problem, with its cost.
 
     Examples
     --------
@@ -101,7 +101,7 @@ class Plan(Explained):
     def seconds_range(self) -> tuple[float, float]:
         """Shortest and longest wall time that the estimate of the iterations leaves possible; equal without one."""
         least, most = iteration_doubt(self.problem, self.chosen)
-        iterating = sum(s.seconds for s in self.chosen.stages if s.name == ITERATING)
+        iterating = sum(s.seconds for s in self.chosen.stages if s.name == ITERATION_STAGE)
         return self.seconds + (least - 1.0) * iterating, self.seconds + (most - 1.0) * iterating
 
     @property
@@ -147,12 +147,12 @@ class Plan(Explained):
             if self.has_primal_factor and alpha > 0:
                 side = (p.dimension or 0) + (1 if p.fit_intercept else 0)
                 total += _bytes_of((side, side)) + _bytes_of((side, p.n_targets // len(p.alphas)))
-                if not isinstance(self.chosen.how, FourierSolve):
+                if not isinstance(self.chosen.details, FourierSolve):
                     total += _bytes_of((side, 1)) * p.fit_intercept  # means of the features
-                elif self.chosen.how.keeps_factors:
+                elif self.chosen.details.keeps_factors:
                     total += sums_bytes(p) // len(p.alphas)
             elif self.chosen.is_direct:
-                tiling = self.chosen.how.tiling
+                tiling = self.chosen.details.tiling
                 total += _bytes_of(kept_shape(TileGrid(p.n, tiling.tile, tiling.panel))) + _bytes_of((p.n, 1))
         return total
 
@@ -216,7 +216,7 @@ class Plan(Explained):
         return f"{self.form}, {self.solver}, {cost}"
 
     def __str__(self) -> str:
-        c, p, side = self.chosen, self.problem, self.problem.side(self.form)
+        c, p, side = self.chosen, self.problem, self.problem.matrix_size(self.form)
         how = "factor" if c.solver == "cholesky" else "iterate with"
         disk = f"{format_bytes(c.disk_bytes)}; {format_bytes(c.written_bytes)} written, "
         disk += f"{format_bytes(c.read_bytes)} read"

@@ -20,7 +20,7 @@ from dkrr.planning.explain import (
     why_kept,
     why_solver,
 )
-from dkrr.planning.methods import ways
+from dkrr.planning.methods import solvers_in_form
 from dkrr.planning.plan import Plan
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.reasons import Reason
@@ -32,7 +32,7 @@ from dkrr.text import format_bytes, format_count, plural
 
 TINY_SECONDS = 0.1
 """Work in memory below this is not compared with anything else: pricing that would take as long."""
-SHORT_SECONDS = 60.0
+MIN_COMPARED_SECONDS = 60.0
 """Work in memory below this is not compared with tiles on disk, which are slower: to price those takes 0.1 s."""
 
 EQUAL_TIME = 1.03
@@ -51,7 +51,7 @@ MAX_AUTO_DIMENSION = 2_000_000
 
 
 def make_plan(problem: Problem, resources: Resources) -> Plan:
-    """Cheapest way that stays within the limits.
+    """Cheapest strategy that stays within the limits.
 
     Raises
     ------
@@ -162,7 +162,7 @@ def _refuse_drawing(drawing: Drawing, candidates: list[Strategy], resources: Res
 
 
 def _after_drawing(c: Strategy, stage: Stage) -> Strategy:
-    """The same once centres are drawn; on workers the memory of the calling process is not that of the plan."""
+    """Strategy with the stage that draws centres first; on workers its memory, the caller's, does not count."""
     return replace(c, stages=(replace(stage, peak_bytes=0) if c.execution == "dask" else stage, *c.stages))
 
 
@@ -175,11 +175,11 @@ def _with_fits_of_folds(c: Strategy, problem: Problem) -> Strategy:
 
 
 def _candidates(problem: Problem, resources: Resources, form: Form) -> list[Strategy]:
-    """Every way to solve in one form, with the reasons against those that are impossible."""
+    """All strategies in one form, with the reasons against those that are impossible."""
     found: list[Strategy] = []
     soon_done = False
     batched = form == "dual" and problem.batch > 0
-    for solver, candidates in ways(problem, form):
+    for solver, candidates in solvers_in_form(problem, form):
         # Iterations, which are an estimate, are never chosen where a factorisation takes a few seconds.
         if soon_done and solver == "cg":
             continue
@@ -190,7 +190,7 @@ def _candidates(problem: Problem, resources: Resources, form: Form) -> list[Stra
                 if c.seconds < TINY_SECONDS:
                     return found
                 soon_done |= problem.solver is None and is_soon_done(problem, c.seconds)
-                if c.seconds < SHORT_SECONDS:
+                if c.seconds < MIN_COMPARED_SECONDS:
                     break
     return found
 
@@ -205,15 +205,15 @@ def _refuse_doubtful(candidates: list[Strategy], problem: Problem) -> list[Strat
 
 
 def _refuse_without_factor(candidates: list[Strategy], problem: Problem) -> list[Strategy]:
-    """Refuse ways that leave no factor for standard deviations, where one that does is possible.
+    """Refuse strategies that leave no factor for standard deviations, where one that does is possible.
 
     The models that leave out folds always take one.
     """
     is_needed = problem.interval_folds > 0 and not problem.folds_are_fitted
-    is_possible = problem.solver is None and any(c.how.keeps_factors and not c.refused for c in candidates)
+    is_possible = problem.solver is None and any(c.details.keeps_factors and not c.refused for c in candidates)
     if not (is_needed or is_possible):
         return candidates
-    is_other = [not c.how.keeps_factors and (is_needed or not c.refused) for c in candidates]
+    is_other = [not c.details.keeps_factors and (is_needed or not c.refused) for c in candidates]
     return [replace(c, refused=NO_FACTOR_LEFT) if other else c for c, other in zip(candidates, is_other, strict=True)]
 
 

@@ -23,9 +23,9 @@ ROWS_TOGETHER = 1024
 """Most rows whose standard deviations are computed together where the factor is in memory: products are then as fast as
 those of squares (measured with factors of 4,000 and 8,000 rows: 0.9 of that rate; of 256 rows 0.6)."""
 ROWS_PER_READ = 4096
-"""The same where the factor is read for each block, which so many rows make up for."""
-TRANSFORMED_ROWS = 2**16
-"""The same with features whose products are transforms."""
+"""Most rows together where the factor is read for each block: with this many the reading hardly counts."""
+TRANSFORMED_ROWS_TOGETHER = 2**16
+"""Most rows together with features whose products are transforms."""
 DOUBT = (0.6, 1.5)
 """Shortest and longest time over the projected one: rates of a machine are seldom known better."""
 SECOND_SWEEP = 2.0
@@ -33,17 +33,17 @@ SECOND_SWEEP = 2.0
 small, for bounds of their rounding."""
 SENT_BYTES = 64 * 2**20
 """Most memory of factors that are sent to workers with the tasks; larger ones they read from the saved model."""
-STRIP_BYTES = 40 * 2**20
+THREAD_STRIP_BYTES = 40 * 2**20
 """Memory of each thread that predicts: a strip of the kernel and its temporaries."""
-FEATURE_SECONDS = 5e-9
+ROW_FEATURE_SECONDS = 5e-9
 """Time of one feature of one row, besides its product."""
-COPY_SECONDS = 1.5e-8
+FEATURE_COPY_SECONDS = 1.5e-8
 """Time to copy one feature for a substitution, and to sum its square."""
-TRANSFORM_SECONDS = 2e-6
+GRID_ROW_SECONDS = 2e-6
 """Time of one row of a Fourier grid on one core."""
 INTERVAL_SECONDS = 1e-5
 """Time to find the ends of an interval among the shifted errors of all folds."""
-ROW_SECONDS, NUMBER_SECONDS = 1e-7, 2e-8
+READ_ROW_SECONDS, NUMBER_SECONDS = 1e-7, 2e-8
 """Time to read, check and write one row, and each number of it."""
 
 
@@ -53,7 +53,7 @@ def power_of_two(number: int) -> int:
 
 
 def is_read_by_workers(n_bytes: float) -> bool:
-    """Whether workers read a factor of so many bytes where it is stored, and are not sent it."""
+    """Whether workers read a factor of `n_bytes` from its store, instead of receiving it with their tasks."""
     return n_bytes > SENT_BYTES
 
 
@@ -63,12 +63,12 @@ def room_for(resources: Resources, held: int) -> int:
 
 
 def _of_threads(threads: int) -> int:
-    return threads * (BYTES_PER_THREAD + STRIP_BYTES)
+    return threads * (BYTES_PER_THREAD + THREAD_STRIP_BYTES)
 
 
 @dataclass(frozen=True)
 class FactorSize:
-    """What a block of variances takes by a factor."""
+    """Sizes of a factor that the cost of a block of variances depends on."""
 
     side: int
     """Rows of the factor."""
@@ -97,7 +97,7 @@ class FactorSize:
     @classmethod
     def of_normal(cls, side: int, *, is_transform: bool = False) -> "FactorSize":
         """Factor of the features' normal matrix: of every row its features, and three copies of them."""
-        most = TRANSFORMED_ROWS if is_transform else ROWS_TOGETHER
+        most = TRANSFORMED_ROWS_TOGETHER if is_transform else ROWS_TOGETHER
         return cls(side, 256 if is_transform else 32 * side, loaded_bytes=8 * side**2, most_rows=most, of_features=True)
 
     def rows_within(self, room: float) -> int:
@@ -176,7 +176,7 @@ class Prediction:
     training_bytes: int
     """Bytes of the training rows that are read for each block of predictions; 0: they are in memory."""
     deviations: tuple[Deviations, ...] = ()
-    """One for each λ; none: no standard deviations are asked for."""
+    """Cost of standard deviations for each λ; empty if they are not requested."""
     n_folds: int = 0
     """Folds of intervals; 0: none are asked for."""
     has_folds: bool = False
@@ -226,7 +226,7 @@ class Parts:
 
 @dataclass(frozen=True, repr=False)
 class PredictionPlan(Reasoned):
-    """How new rows are predicted, what it should cost, and why.
+    """Plan of predictions at new rows: method, projected cost and reasons.
 
     ``str(plan)`` explains it; ``plan.to_dict()`` is for programs.
 
@@ -259,7 +259,7 @@ class PredictionPlan(Reasoned):
     reasons : tuple of Reason
         Why so, sentence by sentence.
     rejected : tuple of Reason
-        Other ways, with what speaks against each.
+        Rejected methods, each with the reason against it.
     plan : UncertaintyPlan or None
         Plan of standard deviations whose factor is not known; None: it is, or none are asked for.
 
@@ -388,7 +388,7 @@ def plan_prediction(job: Prediction, resources: Resources) -> PredictionPlan:
     on_workers = job.n_workers > 0
     place = resources.on_workers() if on_workers else resources.in_caller("memory", resources.local_threads)
     threads = 1 if on_workers else resources.local_threads
-    margin = PROCESS_MARGIN_BYTES + STRIP_BYTES if on_workers else CALLER_MARGIN_BYTES + _of_threads(threads)
+    margin = PROCESS_MARGIN_BYTES + THREAD_STRIP_BYTES if on_workers else CALLER_MARGIN_BYTES + _of_threads(threads)
     held = place.baseline_bytes + margin
     sizes = [one.size for one in job.deviations if one.size is not None]
     first = [one.plan for one in job.deviations if one.plan is not None]
@@ -446,9 +446,9 @@ def _parts(job: Prediction, resources: Resources, fitting: int) -> Parts:
     before, iterations, deviations, intervals = 0.0, 0.0, 0.0, 0.0
     forming, side = float(p.n) * m * p.entry_time() / threads, p.dimension or 0
     is_transform = p.feature_map is not None and p.feature_map.is_transform
-    features = 0.0 if side == p.d else FEATURE_SECONDS * m * side  # the columns of X themselves
+    features = 0.0 if side == p.d else ROW_FEATURE_SECONDS * m * side  # the columns of X themselves
     if is_transform:
-        features = TRANSFORM_SECONDS * m * p.n_targets / threads
+        features = GRID_ROW_SECONDS * m * p.n_targets / threads
     for one in job.deviations:
         before += one.seconds_before
         if one.size is None:
@@ -456,11 +456,11 @@ def _parts(job: Prediction, resources: Resources, fitting: int) -> Parts:
             iterations += one.plan.seconds
             continue
         before += one.plan.plan.seconds if one.plan is not None else 0.0
-        made = features + COPY_SECONDS * m * side if one.size.of_features else forming
+        made = features + FEATURE_COPY_SECONDS * m * side if one.size.of_features else forming
         sweep = Work(gemm_flops=one.sweeps * float(one.size.side) ** 2 * m, element_seconds=made)
         read = Work(read_bytes=one.sweeps * one.size.read_bytes * ceil(m / fitting))
         deviations += (rates.seconds(sweep, threads) + resources.rates_of_disk.seconds(read)) / n_workers
-    rows = m * (ROW_SECONDS + NUMBER_SECONDS * job.n_columns) + rates_of_x.seconds(Work(read_bytes=job.x_bytes))
+    rows = m * (READ_ROW_SECONDS + NUMBER_SECONDS * job.n_columns) + rates_of_x.seconds(Work(read_bytes=job.x_bytes))
     if job.form == "dual":
         # Strips of the kernel are larger than caches, from which a product with few vectors would read them.
         strips = 8.0 * p.n * m

@@ -13,8 +13,7 @@ from dkrr.linalg.in_memory_cholesky import copy_work, factor_work, memory_bytes,
 from dkrr.linalg.likelihood import SECONDS_PER_SCORE
 from dkrr.linalg.normal import TARGET_COPIES, normal_work, parts_for_folds, row_block, stream_work
 from dkrr.linalg.primal_objective import MAX_MATRIX_SIDE
-from dkrr.linalg.refinement import Cholesky
-from dkrr.linalg.solver_settings import ConjugateGradient
+from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
 from dkrr.planning.dual import step_seconds
 from dkrr.planning.dual_cg import iterations_expected
 from dkrr.planning.problem import TYPICAL_CONDITION, Loss, Problem
@@ -41,7 +40,7 @@ class Held(NamedTuple):
     sums: int
     """As large as the sums, by a task."""
     totals: int
-    """The same, by the calling process."""
+    """As large as the sums, by the calling process."""
     coefficients: int
     """As large as the coefficients, by the calling process."""
 
@@ -64,7 +63,7 @@ def iterations_of(p: Problem) -> int:
 
 
 class RowCut(NamedTuple):
-    """How the rows are cut while the normal matrix is formed."""
+    """Segments and blocks of the rows while the normal matrix is formed."""
 
     n_segments: int
     """Segments of the rows whose normal matrices are formed separately."""
@@ -83,7 +82,7 @@ def factored_primal(p: Problem, r: Resources) -> Iterator[Strategy]:
 def _normal(p: Problem, m: int, n_tiles: int) -> Work:
     """Forming the normal matrix and its right-hand sides."""
     entry_seconds = p.feature_map.entry_seconds(p.d) if p.feature_map is not None else 0.0
-    dimension = p.side("primal")
+    dimension = p.matrix_size("primal")
     work = normal_work(p.n, p.bytes_of_row, dimension, m, n_tiles, entry_seconds)
     return replace(work, read_bytes=0.0, row_bytes=work.read_bytes)
 
@@ -96,7 +95,7 @@ def formed_in_caller(p: Problem) -> Work:
 
 def _in_memory(site: CostModel) -> Strategy:
     """The whole normal matrix in the calling process; segments of rows where threads are faster than those of BLAS."""
-    p, grid, n_alphas = site.problem, memory_grid(site.problem.side("primal")), len(site.problem.alphas)
+    p, grid, n_alphas = site.problem, memory_grid(site.problem.matrix_size("primal")), len(site.problem.alphas)
     block, parts = _rows_at_once(p, grid.n), parts_for_folds(p.n, grid.n, 0, site.place.threads)
     peak = _whole_bytes(site, grid, RowCut(parts, block))
     solved = solving_work(grid.n, p.n_targets + 1)
@@ -111,14 +110,14 @@ def _in_memory(site: CostModel) -> Strategy:
         Step("training errors"),
         *_held_out(p, grid),
     ]
-    how = Direct(
+    details = Direct(
         tiling=Tiling(grid.tile, grid.panel),
         row_parts=parts,
         row_block=block,
         keeps_matrix=True,
         keeps_factors=p.uncertainty,
     )
-    return _strategy(site, how, recipe, peak)
+    return _strategy(site, details, recipe, peak)
 
 
 def _held_out(p: Problem, grid: TileGrid) -> list[Step]:
@@ -181,13 +180,13 @@ def _in_tiles(cut: Cut) -> Strategy:
         Step("training errors"),
         *_held_out(p, grid),
     ]
-    how = Direct(
+    details = Direct(
         tiling=cut.tiling,
         row_parts=rows.n_segments,
         row_block=rows.block,
         keeps_factors=p.uncertainty,
     )
-    return _strategy(site, how, recipe, cut.peak)
+    return _strategy(site, details, recipe, cut.peak)
 
 
 def _row_cut(site: CostModel, grid: TileGrid) -> RowCut:
@@ -241,13 +240,13 @@ def _streamed(site: CostModel) -> Strategy:
         Step("conjugate gradient", Work(row_bytes=0 if site.holds_rows else p.stored_bytes), passes),
         *_own_steps(site, entries, peak),
     ]
-    products = RowPasses(p.side("primal") if p.loss == "squared" else dimension, block, segments)
+    products = RowPasses(p.matrix_size("primal") if p.loss == "squared" else dimension, block, segments)
     return _strategy(site, Iterative(products=products, iterations=iterations * p.n_steps), recipe, peak)
 
 
 def curvature_in_memory(p: Problem, r: Resources) -> Iterator[Strategy]:
     """Newton's method by streaming passes, with the curvature as a matrix in the memory of the calling process."""
-    side = (p.side("primal") + 1) * (p.n_targets if p.is_softmax else 1)
+    side = (p.matrix_size("primal") + 1) * (p.n_targets if p.is_softmax else 1)
     if side <= MAX_MATRIX_SIDE:
         for place in r.caller_and_workers(wants_tiles=p.wants_tiles):
             yield _by_curvature(CostModel(p, r, place))
@@ -275,12 +274,12 @@ def _by_curvature(site: CostModel) -> Strategy:
         *_own_steps(site, p.n * float(dimension), peak),
     ]
     parts = _n_segments(p, block, site.place.slots)
-    how = Direct(tiling=Tiling(dimension, dimension), row_parts=parts, row_block=block)
-    return _strategy(site, how, recipe, peak)
+    details = Direct(tiling=Tiling(dimension, dimension), row_parts=parts, row_block=block)
+    return _strategy(site, details, recipe, peak)
 
 
 def _own_steps(site: CostModel, entries: float, peak: int) -> list[Step]:
-    """What a fit needs besides its systems: targets and checkpoints; of Newton's method scores, and its steps."""
+    """Steps of a fit besides its systems: targets and checkpoints; for Newton's method scores, and its own steps."""
     p, place = site.problem, site.place
     if p.loss == "squared":
         checkpoint = 5 * 8 * _dimension(p) * p.n_targets * len(p.alphas) if p.keeps_store else 0
@@ -302,7 +301,7 @@ def _own_steps(site: CostModel, entries: float, peak: int) -> list[Step]:
 
 
 def _streaming_bytes(site: CostModel, block: int, features: int, matrices: int, roots: int = 0) -> int:
-    """Memory of a process that streams rows in blocks, the features of which take so many bytes, and sums matrices."""
+    """Memory of a process that streams rows in blocks, whose features take `features` bytes, and sums matrices."""
     p, held, is_newton = site.problem, HELD[site.problem.loss], site.problem.loss == "logistic"
     m = p.n_targets * (1 if is_newton else len(p.alphas))
     rows = held.features * features + held.rows * p.bytes_of_block(block) + held.scores * block * 8 * m
@@ -316,18 +315,18 @@ def _streaming_bytes(site: CostModel, block: int, features: int, matrices: int, 
 # Rows of Φ
 
 
-def _strategy(site: CostModel, how: StrategyDetails, recipe: Recipe, peak: int) -> Strategy:
+def _strategy(site: CostModel, details: StrategyDetails, recipe: Recipe, peak: int) -> Strategy:
     n_steps = site.problem.n_steps if site.problem.loss == "logistic" else 0
-    return Strategy(form="primal", place=site.place, how=how, stages=site.price(recipe, peak), n_steps=n_steps)
+    return Strategy(form="primal", place=site.place, details=details, stages=site.price(recipe, peak), n_steps=n_steps)
 
 
 def _dimension(p: Problem) -> int:
     """Features, and the constant of a free intercept that Newton's method counts as one."""
-    return p.side("primal") + (1 if p.fit_intercept and p.loss == "logistic" else 0)
+    return p.matrix_size("primal") + (1 if p.fit_intercept and p.loss == "logistic" else 0)
 
 
 def _rows_at_once(p: Problem, n_columns: int) -> int:
-    """Rows of Φ in memory at once, for tasks that use so many of its columns."""
+    """Rows of Φ in memory at once, for tasks that use `n_columns` of its columns."""
     return row_block(p.n, p.bytes_of_row, p.n_targets, n_columns)
 
 
@@ -355,4 +354,4 @@ def _map_bytes(p: Problem) -> int:
 def _targets_held(site: CostModel) -> int:
     """Memory of the calling process for targets and errors, where it does the work, and for factors that stay."""
     p = site.problem
-    return 0 if site.place.execution == "dask" else p.y_bytes_to_come + _kept_bytes(p, p.side("primal"))
+    return 0 if site.place.execution == "dask" else p.y_bytes_to_come + _kept_bytes(p, p.matrix_size("primal"))

@@ -5,21 +5,20 @@ from math import ceil
 from typing import Any, Literal, NamedTuple, Self
 
 from dkrr.data import MemoryRows, Rows
-from dkrr.data.rows import BLOCK_ENTRIES, PART_ENTRIES, WINDOW_ROWS
+from dkrr.data.rows import SPARSE_BLOCK_ENTRIES, SPARSE_STRIP_ENTRIES, WINDOW_ROWS
 from dkrr.kernels import Kernel
 from dkrr.kernels.kernel_features import feature_map
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.dual_objective import VECTORS_HELD
 from dkrr.linalg.newton import INNER_TOL, NewtonWork
 from dkrr.linalg.products import Precision
-from dkrr.linalg.refinement import Cholesky
-from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
+from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.planning.reasons import Reason
 
 Form = Literal["primal", "dual"]
 Loss = Literal["squared", "logistic"]
 
-ENTRY_BYTES = 16
+SPARSE_ENTRY_BYTES = 16
 """Bytes of a stored entry of sparse rows, with an index of 8 bytes."""
 STORED_COLUMNS = 12
 """Nominal time of a stored entry of CSR rows over that of a column of dense rows (measured: 5 to 15)."""
@@ -40,7 +39,7 @@ class EntrySeconds(NamedTuple):
 
 @dataclass(frozen=True)
 class Spectrum:
-    """How the eigenvalues of K / n fall, the constant deflated.
+    """Decay of the eigenvalues of K / n, the constant deflated.
 
     The defaults are for unknown data and a kernel with k(x, x) = 1: between QM9 (79 columns, γ = 1 / 79:
     a thousandth of 3.9e-5 and a decay of 2.7) and 16 normal columns with γ = 1 / 16 (1.2e-4 and 1.2).
@@ -64,9 +63,9 @@ class Because:
     """None: the user requested it, or the planner chooses."""
     solver: Reason | None = None
     reasons: tuple[Reason, ...] = ()
-    """Of the search whose run a fit continues."""
+    """Reasons of the search whose run a fit continues."""
     rejected: tuple[Reason, ...] = ()
-    """What that search rejected."""
+    """Alternatives that this search rejected."""
 
 
 NOTHING_SET = Because()
@@ -120,7 +119,7 @@ class Problem:
     row_bytes: int | None = None
     """Bytes of one row of X in memory; None: 8 d."""
     dense_window_row_bytes: int | None = None
-    """The same where sparse rows are heaviest, which bounds the memory of a block; None: row_bytes."""
+    """Bytes of one row of X where sparse rows are heaviest, which bound the memory of a block; None: row_bytes."""
     cumulative_largest_row_bytes: tuple[int, ...] = ()
     """Bytes of the 1, 2, 4, ... heaviest rows of X and of all of them; empty: they follow from heavy_row_bytes."""
     x_bytes: int | None = None
@@ -172,13 +171,13 @@ class Problem:
     """Why `form` and `solver`, where the user has not requested them."""
 
     def with_form(self, form: Form, because: Reason) -> Self:
-        """The same in a form; the reason is for a plan, unless the user requested this form."""
+        """Problem with a form; a plan states the reason, unless the user requested this form."""
         if self.form == form:
             return self
         return replace(self, form=form, because=replace(self.because, form=because))
 
     def with_solver(self, solver: Cholesky | ConjugateGradient, because: Reason) -> Self:
-        """The same with a solver, unless there is one already; the reason is for a plan."""
+        """Problem with a solver, unless it has one already; a plan states the reason."""
         if self.solver is not None:
             return self
         return replace(self, solver=solver, because=replace(self.because, solver=because))
@@ -209,7 +208,7 @@ class Problem:
         """Number of features D; None where φ is infinite."""
         return None if self.feature_map is None else self.feature_map.dimension(self.d)
 
-    def side(self, form: Form) -> int:
+    def matrix_size(self, form: Form) -> int:
         """Rows of the matrix of a form: n, or the number of features (0 where φ is infinite)."""
         return self.n if form == "dual" else self.dimension or 0
 
@@ -237,23 +236,23 @@ class Problem:
         step = k.bit_length() - 1
         return min(table[step + int(k > 1 << step)], -(-table[step] * k >> step))
 
-    def bytes_of_part(self, height: int) -> int:
-        """Average bytes of a row where `height` consecutive rows are read in parts (`Rows.parts`)."""
-        return ceil(self._bytes_at_once(height, PART_ENTRIES) / height) if self.is_sparse else self.bytes_of_row
+    def row_bytes_in_strips(self, height: int) -> int:
+        """Average bytes of a row where `height` consecutive rows are read in strips (`Rows.row_ranges`)."""
+        return ceil(self._bytes_at_once(height, SPARSE_STRIP_ENTRIES) / height) if self.is_sparse else self.bytes_of_row
 
     def bytes_of_block(self, height: int) -> int:
         """Bytes of `height` consecutive rows, as a pass over the rows reads them (`Segment.blocks`)."""
-        return self._bytes_at_once(height, BLOCK_ENTRIES) if self.is_sparse else height * self.bytes_of_row
+        return self._bytes_at_once(height, SPARSE_BLOCK_ENTRIES) if self.is_sparse else height * self.bytes_of_row
 
     def _bytes_at_once(self, height: int, max_entries: int) -> int:
-        """Most bytes of consecutive sparse rows that are cut into so many rows and stored entries, or one row."""
+        """Most bytes of `height` consecutive sparse rows with at most `max_entries` stored entries, or of one row."""
         windows = ceil(height / WINDOW_ROWS) * WINDOW_ROWS * self.most_bytes_of_row
-        entries = max(ENTRY_BYTES * (max_entries + height), self.largest_rows_bytes(1))
+        entries = max(SPARSE_ENTRY_BYTES * (max_entries + height), self.largest_rows_bytes(1))
         return min(windows, self.largest_rows_bytes(height), entries)
 
     def csr_bytes(self, height: int) -> int | None:
-        """`bytes_of_part` where X is sparse, for the memory of a kernel; None where it is dense."""
-        return self.bytes_of_part(height) if self.is_sparse else None
+        """`row_bytes_in_strips` where X is sparse, for the memory of a kernel; None where it is dense."""
+        return self.row_bytes_in_strips(height) if self.is_sparse else None
 
     def entry_time(self, precision: Precision = "float64") -> float:
         """Seconds of one entry of the kernel of these rows, on one core while the others do the same."""

@@ -35,7 +35,7 @@ from dkrr.planning.resources import Rates
 from dkrr.store.paths import local_path
 from dkrr.store.places import place_at
 
-FORMAT = 3
+PROFILE_FORMAT = 3
 WHERE_PROFILES_GO = (
     "Set the environment variable XDG_CACHE_HOME or DASK_DKRR__PROFILE_DIRECTORY, or dkrr.profile-directory in Dask's "
     "configuration, to a folder that can be written to"
@@ -92,7 +92,7 @@ class Profile:
 
     def to_dict(self) -> dict[str, Any]:
         """Values of JSON."""
-        return {"format": FORMAT} | asdict(self)
+        return {"format": PROFILE_FORMAT} | asdict(self)
 
 
 def machine_fingerprint() -> Fingerprint:
@@ -173,10 +173,10 @@ def create_profile_folder() -> Path:
     return folder
 
 
-MAX_BYTES = 2**20
+MAX_PROFILE_BYTES = 2**20
 """Largest file of the profiles' folder."""
 _unsaved: dict[tuple[str, str], Any] = {}
-"""What could not be written, by configured folder and name of the file: a file system may be read-only."""
+"""Values that could not be written, by configured folder and name of the file: a file system may be read-only."""
 
 
 def _key(name: str) -> tuple[str, str]:
@@ -197,7 +197,7 @@ def _save(name: str, values: Any) -> Path:
 
 
 def _load(name: str, parse: Callable[[Any], T]) -> T | None:
-    """What was saved under a name, or could not be; None if that is nothing, damaged, or another version's."""
+    """Value that was saved under a name, or could not be; None if it is missing, damaged or of another version."""
     found: T | None = _unsaved.get(_key(name)) if _unsaved else None
     if found is not None:
         return found
@@ -212,7 +212,7 @@ def _load(name: str, parse: Callable[[Any], T]) -> T | None:
 @lru_cache(maxsize=16)
 def _read(path: Path, changed: int, parse: Callable[[Any], Any]) -> Any:  # noqa: ARG001  # what changed is read again
     try:
-        raw = place_at(str(path.parent)).read(path.name, MAX_BYTES)
+        raw = place_at(str(path.parent)).read(path.name, MAX_PROFILE_BYTES)
         return None if raw is None else parse(json.loads(raw))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
@@ -254,7 +254,7 @@ def load_profile(fingerprint: Fingerprint) -> Profile | None:
 
 
 def _profile(values: Any) -> Profile | None:
-    if values.pop("format") != FORMAT:
+    if values.pop("format") != PROFILE_FORMAT:
         return None
     return Profile(rates=Rates(**values.pop("rates")), workers=tuple(values.pop("workers")), **values)
 

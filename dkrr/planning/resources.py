@@ -94,7 +94,7 @@ class Rates:
         return replace(self, **{name: getattr(other, name) for name in STORE_RATES})
 
     def of_itemsize(self, itemsize: int) -> Self:
-        """Rates of the same operations and of as many entries, of so many bytes each."""
+        """Rates of the same operations with the same number of entries, of `itemsize` bytes each."""
         if itemsize == 8:
             return self
         twice = {name: 2 * getattr(self, name) for name in STORE_RATES}
@@ -184,7 +184,7 @@ class Resources:
     confined: str = ""
     """Why all the work must be done in the calling process; empty: it may be done on workers."""
     share: WorkerShare | None = None
-    """How the limit of the calling process follows from that of the Dask worker that it is; None: from another."""
+    """Share of a Dask worker's limit, if the calling process is a Dask worker; None otherwise."""
     memory_bytes: int | None = None
     """Memory of one machine that the processes of a fit and the system's cache of files share; None: not known, and
     the cache is assumed to hold everything that is read."""
@@ -208,7 +208,7 @@ class Resources:
     storage_reasons: tuple[str, ...] = ()
     """Where the rates of stores elsewhere come from."""
     assumed: str = ""
-    """What was assumed of a cluster that does not exist; empty: the resources are those that were found."""
+    """Assumptions about a cluster that does not exist; empty if the resources were detected."""
 
     @property
     def rates_of_disk(self) -> Rates:
@@ -251,7 +251,7 @@ class Resources:
         return [caller] if self.confined else [caller, self.on_workers()]
 
     def cache_bytes(self, n_workers: int, peak_bytes: float, *, on_workers: bool = True) -> float:
-        """Memory of one machine that is left for the system's cache of files, with so many processes.
+        """Memory of one machine that is left for the system's cache of files beside `n_workers` processes.
 
         Where they are workers, the calling process holds its own memory besides.
         """
@@ -281,7 +281,7 @@ start."""
 PROCESS_MARGIN_BYTES = 24 * 2**20
 """Interpreter, allocator and messages, on top of what is counted."""
 CALLER_MARGIN_BYTES = 12 * 2**20
-"""The same of the calling process, which has its libraries loaded and exchanges no messages (measured: what is counted
+"""Margin of the calling process, which has its libraries loaded and exchanges no messages (measured: what is counted
 is 30 MiB too high already)."""
 LOCAL_FRACTION = 0.92
 """Fraction of a worker's limit that a plan may use where dkrr starts the workers: they hold nothing else, and

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from dkrr.planning.dual_cg import settings_of
 from dkrr.planning.explain import columns_of, layout
-from dkrr.planning.plan import ITERATING, RATES, Plan
+from dkrr.planning.plan import ITERATION_STAGE, RATES, Plan
 from dkrr.planning.planner import make_plan
 from dkrr.planning.reasons import Reason
 from dkrr.planning.selection import FoldSizes, ScoringPlan, continuing
@@ -33,15 +33,15 @@ and how much of it decides (70 sweeps over 200 to 4,000 rows: 2 to 300, whatever
 LARGE_RANK = (0.2, 0.35)
 """Rank over the number of rows up to which iterations are those of the plan, and from which they are the usual ones."""
 FIT_SECONDS = (3e-3, 15e-3)
-"""What a fit takes besides its work: checks, its plan, its result; by a factor, and by iterations."""
+"""Overhead of a fit, for checks, its plan and its result: with a factor, and with iterations."""
 STEP_SECONDS = 1.5e-3
-"""The same for each λ of a fit or of scores."""
+"""Overhead for each λ of a fit or of scores."""
 ITERATION_SECONDS = (1.2e-3, 5e-5)
-"""What an iteration takes besides its work, and for each of its columns."""
+"""Overhead of an iteration, and of each of its columns."""
 SEARCH_SECONDS = 0.02
-"""What a search takes besides: checks, folds, the table of results."""
+"""Overhead of a search: checks, folds, the table of results."""
 PLAN_SECONDS = (0.01, 0.025, 3072)
-"""What the plan of one kernel takes, and for each 1,024 of its rows, of which there are at most so many in a sample."""
+"""Time of the plan of one kernel, and for each 1,024 rows of its sample, and the most rows of a sample."""
 CONTINUED = (0.1, 0.6)
 """Fraction of the iterations of the last fit that are left to do after scores by iterations: those of a single kernel
 were continued to the tolerance of the fit, those of several kernels to that of scores."""
@@ -76,12 +76,12 @@ def _own(seconds: float) -> Seconds:
 
 def expected_iterations(plan: Plan, planned: float) -> float:
     """Expected iterations, from those of a plan: its rank is raised while that pays, unless it is given."""
-    how, p = plan.chosen.how, plan.problem
-    assert isinstance(how, Iterative)
-    if not isinstance(how.products, TileProducts) or settings_of(p).rank is not None or planned <= USUAL_ITERATIONS:
+    details, p = plan.chosen.details, plan.problem
+    assert isinstance(details, Iterative)
+    if not isinstance(details.products, TileProducts) or settings_of(p).rank is not None or planned <= USUAL_ITERATIONS:
         return planned
     low, high = LARGE_RANK
-    known = min(1.0, max(0.0, (how.rank_limit / p.n - low) / (high - low)))
+    known = min(1.0, max(0.0, (details.rank_limit / p.n - low) / (high - low)))
     return float((ITERATIONS_OF_PLAN * planned) ** (1 - known) * USUAL_ITERATIONS**known)
 
 
@@ -94,18 +94,18 @@ def seconds_of_fit(plan: Plan, *, fraction: float = 1.0) -> Seconds:
     fraction : float
         Fraction of the iterations that are left to do, if it begins at a solution that is known.
     """
-    how, n_alphas = plan.chosen.how, len(plan.problem.alphas)
-    if not isinstance(how, Iterative):
+    details, n_alphas = plan.chosen.details, len(plan.problem.alphas)
+    if not isinstance(details, Iterative):
         return _of_work(plan.seconds) + _own(FIT_SECONDS[0] + n_alphas * STEP_SECONDS)
     return _iterated(plan, fraction) + _own(FIT_SECONDS[1])
 
 
 def _iterated(plan: Plan, fraction: float = 1.0) -> Seconds:
     """Time of conjugate gradient and of what comes before it."""
-    how, p = plan.chosen.how, plan.problem
-    assert isinstance(how, Iterative)
-    iterating = sum(stage.seconds for stage in plan.chosen.stages if stage.name == ITERATING)
-    planned = max(1, how.iterations)
+    details, p = plan.chosen.details, plan.problem
+    assert isinstance(details, Iterative)
+    iterating = sum(stage.seconds for stage in plan.chosen.stages if stage.name == ITERATION_STAGE)
+    planned = max(1, details.iterations)
     count = expected_iterations(plan, fraction * min(planned, settings_of(p).max_iter))
     each = iterating / planned + ITERATION_SECONDS[0] + ITERATION_SECONDS[1] * p.systems.n_columns
     low, high = ITERATION_DOUBT
@@ -147,13 +147,13 @@ class Optimising:
 
 
 class Group(NamedTuple):
-    """Kernels of a search that are scored in the same way."""
+    """Kernels of a search that are scored by the same method."""
 
     name: str
     plans: list[ScoringPlan]
 
     def text(self) -> str:
-        """How, and how long that takes."""
+        """Summary of the scoring, and how long it takes."""
         times = [seconds_of_scores(plan).expected for plan in self.plans]
         least, most = format_seconds(min(times)), format_seconds(max(times))
         each = f"about {least}" if least == most else f"about {least} to {most}"
@@ -204,7 +204,7 @@ class SelectionPlan(Explained):
 
     @property
     def method(self) -> str:
-        """Way to the scores."""
+        """Method of the scores."""
         return self.main.method
 
     @property
@@ -235,13 +235,13 @@ class SelectionPlan(Explained):
 
     @property
     def rejected(self) -> tuple[Reason, ...]:
-        """Rejected ways of the search and of its last fit."""
+        """Rejected methods of the search and of its last fit."""
         longest = [max(group.plans, key=lambda plan: plan.seconds) for group in self.groups()]
         found = {(reason.code, plan.summary()): reason for plan in longest for reason in plan.rejected}
         return tuple(found.values())
 
     def groups(self) -> list[Group]:
-        """Kernels of the same kind that are scored in the same way, in the order of their first one."""
+        """Kernels of the same kind that are scored by the same method, in the order of their first one."""
         found = dict[tuple[str, str], Group]()
         for plan in self.kernels:
             name = str(plan.plan.problem.kernel.to_dict()["kernel"])
@@ -357,7 +357,7 @@ class SelectionPlan(Explained):
         ]
 
     def _doubt(self) -> str:
-        iterates = any(isinstance(plan.chosen.how, Iterative) for plan in self._plans())
+        iterates = any(isinstance(plan.chosen.details, Iterative) for plan in self._plans())
         return "the iterations are an estimate" if iterates else "rates are estimates"
 
     def title(self) -> str:
@@ -437,7 +437,7 @@ def whole_plan(
     first = (len(alphas) - n_last + 1) // 2  # those in the middle
     problem = replace(problem, alphas=tuple(alphas[first : first + n_last]), tol=tol, layout=None, **left)
     problem = replace(problem, folds_are_fitted=problem.interval_folds > 0 and main.sizes.are_learned)
-    if problem.uncertainty and (last := make_plan(problem, main.plan.resources)).chosen.how.keeps_factors:
+    if problem.uncertainty and (last := make_plan(problem, main.plan.resources)).chosen.details.keeps_factors:
         return replace(scores, last=last)
     if main.method == "sweep" and optimising is None:  # it begins at the solution of the run
         problem = continuing(problem, main)

@@ -1,4 +1,4 @@
-"""Plans of the scores of one kernel: the fastest way to held-out predictions, and why; derivatives of the error."""
+"""Plans of the scores of one kernel: the fastest method for held-out predictions, and why; derivatives of the error."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -14,8 +14,7 @@ from dkrr.linalg.held_out import columns_at_once, folds_flops
 from dkrr.linalg.length_sums import length_sums_bytes
 from dkrr.linalg.normal import parts_for_folds
 from dkrr.linalg.passes import strip_rows
-from dkrr.linalg.refinement import Cholesky
-from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
+from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.planning.drawing import drawing_reasons
 from dkrr.planning.dual_cg import dual_iterations
 from dkrr.planning.explain import NOT_ENOUGH_MEMORY, Reasoned, why_form
@@ -32,10 +31,10 @@ from dkrr.text import format_bytes, format_seconds, plural
 
 Method = Literal["sweep", "factors", "primal", "refits", "paths"]
 
-MAX_COLUMNS = 1024
+MAX_SWEEP_COLUMNS = 1024
 """Columns of one run of conjugate gradient, beyond which further targets wait: forming K no longer counts then."""
 RISES = 2
-"""λ below the best one that are solved for: with so many worse scores in a row a race gives up all smaller ones."""
+"""Worse scores in a row, for λ below the best one, after which early stopping gives up all smaller λ."""
 INVERSE_RATES = {2000: 0.35, 5000: 0.6}
 """Rate of the strips of an inverse over that of a factorisation, by the number of rows (measured: a search over 2,000
 of `benchmarks.regret` is then planned at 1.6 s and takes 1.4)."""
@@ -50,7 +49,7 @@ NOT_THE_REST = Reason(
     "folds that do not train on exactly the rows that they leave out have no formula for their errors from a factor of "
     "all rows",
 )
-SOON_SECONDS = 0.5
+MAX_PREFERRED_FACTOR_SECONDS = 0.5
 """Projected time of factors for every fold and λ up to which they are taken: the price of conjugate gradient depends on
 a spectrum that is estimated (800 rows of a smooth kernel: 9 ms planned, 10 s and five of eight λ not solved)."""
 SOLVER_RESUMED = Reason("solver-resumed", "the store holds a run that began with this solver")
@@ -64,12 +63,14 @@ SEARCH_CONTINUED = Reason(
     "search-continued",
     "the search chose conjugate gradient, and this fit continues its run from a solution for all rows",
 )
-ALL_SCORED = Reason("all-scored", f"factors of every fold take no more than {SOON_SECONDS:g} s, and score every λ")
+ALL_SCORED = Reason(
+    "all-scored", f"factors of every fold take no more than {MAX_PREFERRED_FACTOR_SECONDS:g} s, and score every λ"
+)
 
 
 @dataclass(frozen=True)
 class FoldSizes:
-    """What a plan depends on of the folds."""
+    """Sizes of the folds that a plan depends on."""
 
     n_folds: int
     is_loo: bool = False
@@ -96,14 +97,14 @@ class FoldSizes:
 
 @dataclass(frozen=True, repr=False)
 class ScoringPlan(Reasoned):
-    """How λ is chosen for one kernel, what it should cost, and why.
+    """Plan of the scores of one kernel: how λ is chosen, projected cost and reasons.
 
     ``str(plan)`` explains it.
 
     Attributes
     ----------
     method : {"sweep", "factors", "primal", "refits", "paths"}
-        Way to the scores: all folds and λ in one run of conjugate gradient (sweep), from one factor for each λ, from
+        Method of the scores: all folds and λ in one run of conjugate gradient (sweep), from one factor for each λ, from
         one pass over the rows (primal), a fit for each fold, or a path of fits through λ for each fold.
     plan : Plan
         Plan of the systems: all of them, some targets at a time (sweep), those of one λ (factors), or of one fold.
@@ -118,7 +119,7 @@ class ScoringPlan(Reasoned):
     reasons : tuple of Reason
         Why so, sentence by sentence.
     rejected : tuple of Reason
-        Other ways, with what speaks against each.
+        Rejected methods, each with the reason against it.
     curve : tuple of float
         Fractions of the training rows to which every fold has a fit as well, for a learning curve.
     parts : tuple of Plan
@@ -204,7 +205,7 @@ class ScoringPlan(Reasoned):
 
 
 def plan_scores(problem: Problem, sizes: FoldSizes, resources: Resources) -> ScoringPlan:
-    """Fastest way to the held-out predictions of every λ and fold.
+    """Fastest method for the held-out predictions of every λ and fold.
 
     Parameters
     ----------
@@ -238,9 +239,11 @@ def _cheapest(problem: Problem, sizes: FoldSizes, resources: Resources) -> Scori
         learned = Reason("learned-kernel", "the kernel is fitted to the training rows of every fold")
         return _refits(problem, sizes, resources, learned)
     if one.form == "primal":
-        if isinstance(one.chosen.how, Direct):
+        if isinstance(one.chosen.details, Direct):
             return _primal(one, problem, sizes, resources)
-        if isinstance(one.chosen.how, FourierSolve) and (not sizes.is_loo or problem.side("primal") <= MAX_SIDE):
+        if isinstance(one.chosen.details, FourierSolve) and (
+            not sizes.is_loo or problem.matrix_size("primal") <= MAX_SIDE
+        ):
             return _on_grid(one, problem, sizes, resources)
         if not sizes.is_loo:
             streamed = Reason("rows-streamed", "the normal matrix is too large, and is only multiplied")
@@ -257,7 +260,7 @@ def _cheapest(problem: Problem, sizes: FoldSizes, resources: Resources) -> Scori
     if not found:
         raise _none(problem, sizes, against)
     best = min(found, key=lambda plan: plan.seconds)
-    soon = next((p for p in found if p.method == "refits" and p.seconds <= SOON_SECONDS), best)
+    soon = next((p for p in found if p.method == "refits" and p.seconds <= MAX_PREFERRED_FACTOR_SECONDS), best)
     if soon is not best:
         best = replace(soon, reasons=(*soon.reasons, ALL_SCORED))
     rejected = [
@@ -351,7 +354,7 @@ def _middle(alphas: tuple[float, ...]) -> float:
 def _primal(one: Plan, problem: Problem, sizes: FoldSizes, resources: Resources) -> ScoringPlan:
     """Sums over the rows of every fold from one pass in this process, and a second one where rows are predicted."""
     p, n_alphas, limit = problem, len(problem.alphas), resources.local_limit_bytes
-    side, t = p.side("primal"), p.n_targets
+    side, t = p.matrix_size("primal"), p.n_targets
     n_sets = 1 if sizes.is_loo else sizes.n_folds
     peak = max(_primal_bytes(p, sizes, resources, side), one.peak_bytes if one.chosen.place.is_memory else 0)
     if peak > limit:
@@ -376,7 +379,7 @@ def _primal(one: Plan, problem: Problem, sizes: FoldSizes, resources: Resources)
 def _on_grid(one: Plan, problem: Problem, sizes: FoldSizes, resources: Resources) -> ScoringPlan:
     """Sums of every fold by transforms, solutions for each fold and λ, and predictions by transforms."""
     p, n_alphas, t, threads = problem, len(problem.alphas), problem.n_targets, resources.local_threads
-    side, n_sets, limit = p.side("primal"), 1 if sizes.is_loo else sizes.n_folds, resources.local_limit_bytes
+    side, n_sets, limit = p.matrix_size("primal"), 1 if sizes.is_loo else sizes.n_folds, resources.local_limit_bytes
     place, columns = resources.in_caller("memory", threads, threads), n_alphas * t
     site = CostModel(p, resources, place)
     each = 3 if sizes.is_loo else 1  # leave-one-out takes the inverse
@@ -384,14 +387,14 @@ def _on_grid(one: Plan, problem: Problem, sizes: FoldSizes, resources: Resources
         Step("factorisation", Work(element_seconds=GATHER_SECONDS * side**2), n_sets),
         Step("factorisation", Work(gemm_flops=each * side**3 / 3 / SMALL_FACTOR_RATE), n_sets * n_alphas),
     ]
-    ways = {0: (factored, (1 + (3 if sizes.is_loo else min(threads, n_alphas))) * 8 * side**2)}
+    solvers = {0: (factored, (1 + (3 if sizes.is_loo else min(threads, n_alphas))) * 8 * side**2)}
     if not sizes.is_loo:
         rank_limit, steps, held = iterated(p, resources, columns)
-        ways[rank_limit] = [step._replace(times=step.times * n_sets) for step in steps], held
+        solvers[rank_limit] = [step._replace(times=step.times * n_sets) for step in steps], held
     if side > MAX_SIDE:
-        del ways[0]
-    rank_limit = min(ways, key=lambda limit: site.seconds(ways[limit][0], 0))
-    solving, held = ways[rank_limit]
+        del solvers[0]
+    rank_limit = min(solvers, key=lambda limit: site.seconds(solvers[limit][0], 0))
+    solving, held = solvers[rank_limit]
     held += (3 + 2 * n_sets) * sums_bytes(p) + n_sets * 16 * side * columns
     held += 8 * p.n * (columns if sizes.predicts else t if sizes.is_loo else 0)
     peak = max(peak_of_passes(site, held), one.peak_bytes if one.chosen.place.is_memory else 0)
@@ -402,9 +405,9 @@ def _on_grid(one: Plan, problem: Problem, sizes: FoldSizes, resources: Resources
     transforms = repeated * -(-(t + 1) // 2), n_alphas * (1 + -(-t // 2)) if sizes.is_loo else -(-columns // 2)
     sums, predicted = (Step(stage, transform_work(p, count)) for stage, count in zip(STAGES, transforms, strict=True))
     seconds = site.seconds([sums, *solving, predicted], peak)
-    how = one.chosen.how
-    assert isinstance(how, FourierSolve)
-    one = replace(one, chosen=replace(one.chosen, how=replace(how, rank_limit=rank_limit)))
+    details = one.chosen.details
+    assert isinstance(details, FourierSolve)
+    one = replace(one, chosen=replace(one.chosen, details=replace(details, rank_limit=rank_limit)))
     reason = Reason("sums-of-folds", "on a Fourier grid: a training set has the sums of the other folds")
     return ScoringPlan("primal", one, sizes, n_alphas, seconds, peak, (reason,))
 
@@ -413,13 +416,13 @@ def _primal_bytes(p: Problem, sizes: FoldSizes, resources: Resources, side: int)
     """Memory of the calling process: the sums of every fold, by every thread, and what is solved for."""
     t, n_columns = p.n_targets, p.n_targets * len(p.alphas)
     n_sets = 0 if sizes.is_loo else sizes.n_folds
-    parts = parts_for_folds(p.n, side, max(1, n_sets), resources.local_threads)
+    n_segments = parts_for_folds(p.n, side, max(1, n_sets), resources.local_threads)
     factors = len(p.alphas) if sizes.is_loo else 1
-    sums = (parts * (n_sets + 1) + 2 + factors + n_sets.bit_length()) * 8 * side * (side + t + 1)
+    sums = (n_segments * (n_sets + 1) + 2 + factors + n_sets.bit_length()) * 8 * side * (side + t + 1)
     coefs = (n_sets + 3) * 8 * side * n_columns
     map_bytes = 0 if p.feature_map is None else p.feature_map.held_bytes(p.d)
     row = 3 * 8 * (side + t) + 2 * p.most_bytes_of_row + (2 * 8 * n_columns if sizes.predicts else 0)
-    blocks = parts * (strip_rows(max(side, p.d) + t) * row + p.read_overhead_bytes + map_bytes)
+    blocks = n_segments * (strip_rows(max(side, p.d) + t) * row + p.read_overhead_bytes + map_bytes)
     predictions = 2 * 8 * p.n * n_columns if sizes.predicts else 0
     libraries = resources.local_threads * BYTES_PER_THREAD + PROCESS_MARGIN_BYTES
     return resources.local_baseline_bytes + sums + coefs + blocks + predictions + p.y_bytes_to_come + libraries
@@ -452,7 +455,7 @@ def plan_sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iter
         return
     each, t = sizes.n_sets * len(problem.alphas), problem.n_targets
     least = t if sizes.targets_together else 1
-    width = max(least, min(t, MAX_COLUMNS // each))
+    width = max(least, min(t, MAX_SWEEP_COLUMNS // each))
     problem = problem.with_solver(ConjugateGradient(), ALL_IN_ONE_RUN)
     while True:
         systems = replace(problem, n_folds=sizes.n_sets, n_targets=width)
@@ -464,7 +467,7 @@ def plan_sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iter
             if width == least:
                 raise
             width = max(least, width // 2)
-    if not isinstance(plan.chosen.how, Iterative):
+    if not isinstance(plan.chosen.details, Iterative):
         return
     seconds = plan.seconds
     text = "products with K serve all folds and all λ, and hold the predictions of the rows that are left out"
@@ -485,9 +488,9 @@ def plan_sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iter
 
 def _share_of_a_race(plan: Plan) -> float:
     """Part of the iterations for the smallest λ that a search takes in the mean, if any λ may be the best one."""
-    p, how = plan.problem, plan.chosen.how
-    assert isinstance(how, Iterative)
-    counts = [dual_iterations(p, how.rank, alpha) for alpha in sorted(p.alphas, reverse=True)]
+    p, details = plan.problem, plan.chosen.details
+    assert isinstance(details, Iterative)
+    counts = [dual_iterations(p, details.rank, alpha) for alpha in sorted(p.alphas, reverse=True)]
     return sum(counts[min(best + RISES, len(counts) - 1)] for best in range(len(counts))) / (len(counts) * counts[-1])
 
 
@@ -499,11 +502,11 @@ def _calling_bytes(problem: Problem, plan: Plan, resources: Resources) -> int:
     MemoryLimitError
         If it is more than is allowed.
     """
-    if plan.execution != "dask" or not isinstance(plan.chosen.how, Iterative):
+    if plan.execution != "dask" or not isinstance(plan.chosen.details, Iterative):
         return 0
     systems = problem.systems
     vectors = systems.n_vectors * 8 * problem.n * systems.n_columns
-    own = resources.local_baseline_bytes + vectors + 8 * plan.chosen.how.rank**2 * (2 + systems.n_curvatures)
+    own = resources.local_baseline_bytes + vectors + 8 * plan.chosen.details.rank**2 * (2 + systems.n_curvatures)
     if own > resources.local_limit_bytes:
         raise MemoryLimitError(
             f"the columns of all folds and λ need {format_bytes(own)} in the calling process, of the "
@@ -604,7 +607,7 @@ def plan_gradient(problem: Problem, sizes: FoldSizes, resources: Resources) -> S
     PlanError
         If nothing stays within the limits.
     """
-    sums, t = length_sums_bytes(problem.d), min(problem.n_targets, max(1, MAX_COLUMNS // sizes.n_folds))
+    sums, t = length_sums_bytes(problem.d), min(problem.n_targets, max(1, MAX_SWEEP_COLUMNS // sizes.n_folds))
     vectors = VECTORS_OF_GRADIENT * 8 * problem.n * sizes.n_folds * (t + 1)
     less = replace(
         resources,

@@ -1,4 +1,4 @@
-"""One way to solve a problem in one place: what the fit needs to know to go it, and what it should cost."""
+"""Strategies: a solver with its details in one place, and its projected cost."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
@@ -11,12 +11,12 @@ from dkrr.planning.resources import Execution, Workplace
 from dkrr.text import plural
 
 Solver = Literal["cholesky", "float32", "cg"]
-"""What solves linear systems: a complete factor in float64 or in float32, or conjugate gradient without one."""
+"""Solver of linear systems: a complete factor in float64 or in float32, or conjugate gradient without one."""
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a factorisation cuts its matrix."""
+    """Tiles and panels of the matrix of a factorisation."""
 
     tile: int
     panel: int
@@ -179,7 +179,7 @@ StrategyDetails = Direct | Float32Factor | Iterative | FourierSolve
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """One way to solve a problem, in one place, with its projected cost.
+    """Solver of a problem with its details, in one place, and its projected cost.
 
     Attributes
     ----------
@@ -187,7 +187,7 @@ class Strategy:
         Form of the solve.
     place : Workplace
         Where the tasks run: `execution`, `n_workers`, `limit_bytes`, ...
-    how : Direct, Float32Factor, Iterative or FourierSolve
+    details : Direct, Float32Factor, Iterative or FourierSolve
         What solves the linear systems, and how it cuts its matrix.
     stages : tuple of Stage
         Projected time, bytes and memory, stage by stage.
@@ -212,7 +212,7 @@ class Strategy:
 
     form: Form
     place: Workplace
-    how: StrategyDetails
+    details: StrategyDetails
     stages: tuple[Stage, ...]
     n_steps: int = 0
     refused: Reason = NO_REASON
@@ -220,16 +220,16 @@ class Strategy:
     @property
     def solver(self) -> Literal["cholesky", "cg"]:
         """Solver of linear systems, as users name it."""
-        if isinstance(self.how, Float32Factor):
-            return "cholesky" if self.how.tol is None else "cg"
-        if isinstance(self.how, FourierSolve):
-            return "cg" if self.how.rank_limit else "cholesky"
-        return "cholesky" if isinstance(self.how, Direct) else "cg"
+        if isinstance(self.details, Float32Factor):
+            return "cholesky" if self.details.tol is None else "cg"
+        if isinstance(self.details, FourierSolve):
+            return "cg" if self.details.rank_limit else "cholesky"
+        return "cholesky" if isinstance(self.details, Direct) else "cg"
 
     @property
     def is_direct(self) -> bool:
         """Complete factors solve the systems, in a time that hardly depends on the spectrum."""
-        return not isinstance(self.how, Iterative)
+        return not isinstance(self.details, Iterative)
 
     @property
     def streams(self) -> bool:
@@ -239,30 +239,30 @@ class Strategy:
     @property
     def is_whole(self) -> bool:
         """The whole matrix is factored in memory."""
-        is_formed = isinstance(self.how, Direct | Float32Factor)
+        is_formed = isinstance(self.details, Direct | Float32Factor)
         return is_formed and self.place.is_memory and not self.streams
 
     @property
     def uses_threads(self) -> bool:
         """In the calling process tasks run in threads with one BLAS thread each, not one after the other."""
-        if isinstance(self.how, Direct):
+        if isinstance(self.details, Direct):
             return self.streams
-        return isinstance(self.how, Iterative | FourierSolve) or self.place.is_memory
+        return isinstance(self.details, Iterative | FourierSolve) or self.place.is_memory
 
     @property
     def task_threads(self) -> int:
         """Threads of the calling process that run tasks."""
-        return self.place.slots if self.uses_threads else self.how.row_parts if self.is_whole else 1
+        return self.place.slots if self.uses_threads else self.details.row_parts if self.is_whole else 1
 
     @property
     def tile(self) -> int:
         """Rows of a tile."""
-        return self.how.tiling.tile
+        return self.details.tiling.tile
 
     def layout(self) -> dict[str, Any]:
-        """How the run is cut, for the run that resumes it; the fields of Layout."""
-        solver = "float32" if isinstance(self.how, Float32Factor) else self.solver
-        return {"form": self.form, **asdict(self.how.tiling), "row_parts": self.how.row_parts, "solver": solver}
+        """Tile sizes and other fields of Layout, which a resumed run must keep."""
+        solver = "float32" if isinstance(self.details, Float32Factor) else self.solver
+        return {"form": self.form, **asdict(self.details.tiling), "row_parts": self.details.row_parts, "solver": solver}
 
     @property
     def seconds(self) -> float:
@@ -312,11 +312,11 @@ class Strategy:
     @property
     def kind(self) -> tuple[type, Form, Execution]:
         """Same for candidates that differ in sizes only."""
-        return type(self.how), self.form, self.execution
+        return type(self.details), self.form, self.execution
 
     def summary(self) -> str:
         """Short description."""
-        if isinstance(self.how, Iterative):
+        if isinstance(self.details, Iterative):
             where = plural(self.n_workers, "worker") if self.execution == "dask" else "in this process"
             return f"{self.form}, conjugate gradient, {where}, {self.products_text()}"
         places = {
@@ -324,17 +324,17 @@ class Strategy:
             "serial": "on disk, one process",
             "dask": plural(self.n_workers, "worker"),
         }
-        if isinstance(self.how, FourierSolve):
+        if isinstance(self.details, FourierSolve):
             place = "in this process" if self.execution == "serial" else places[self.execution]
-            return f"{self.form}, Fourier grid of {plural(self.how.side, 'feature')}, {place}"
-        factor = "Cholesky" if isinstance(self.how, Direct) else "Cholesky in float32 and refinement"
+            return f"{self.form}, Fourier grid of {plural(self.details.side, 'feature')}, {place}"
+        factor = "Cholesky" if isinstance(self.details, Direct) else "Cholesky in float32 and refinement"
         tiles = f", tiles of {self.tile:,}" if not self.place.is_memory else ""
         return f"{self.form}, {factor}, {places[self.execution]}{tiles}"
 
     def products_text(self) -> str:
         """Precision of the products of conjugate gradient, and where the tiles are."""
-        assert isinstance(self.how, Iterative)
-        products = self.how.products
+        assert isinstance(self.details, Iterative)
+        products = self.details.products
         if isinstance(products, RowPasses):
             return "float64, the rows streamed at every pass"
         precision = "mixed precision" if products.precision == "float32" else "float64"
@@ -353,9 +353,9 @@ class Strategy:
         names = ("solver", "execution", "n_workers", "seconds", "read_bytes", "written_bytes", "disk_bytes")
         figures = {name: getattr(self, name) for name in (*names, "peak_bytes", "limit_bytes")}
         priced = {"form": self.form, "place": asdict(self.place), "stages": [asdict(s) for s in self.stages]}
-        how = asdict(self.how)
+        details = asdict(self.details)
         if self.n_steps:
-            how = {"inner": {**priced, "refused": "", **how}, "n_steps": self.n_steps}
+            details = {"inner": {**priced, "refused": "", **details}, "n_steps": self.n_steps}
         (code,) = codes_of([self.refused])
-        settings = {**priced, "refused": self.refused, "refused_code": code, **how}
+        settings = {**priced, "refused": self.refused, "refused_code": code, **details}
         return {"name": self.summary(), "tile": self.tile, **figures, **settings}

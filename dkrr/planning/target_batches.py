@@ -20,7 +20,7 @@ BATCH_FRACTION = 1 / 3
 """Fraction of the memory limit that they may take."""
 MIN_BATCH = 64
 """Number of targets up to which products take the same time."""
-ONCE = {
+SHARED_STAGES = {
     "starting workers",
     "checking X",
     "copying X",
@@ -74,12 +74,12 @@ def in_batches(one: Strategy, p: Problem, resources: Resources) -> Strategy:
     moved = written(p.y_bytes, 3.0 * p.y_bytes)
     moved = replace(moved, written_bytes=p.y_bytes * (2 if p.keeps_store else 1))
     recipe = [Step("targets", moved, seconds=rates.seconds(moved))]
-    stages = [s if s.name in ONCE else s.times(count, peak) for s in one.stages]
-    if one.is_whole and isinstance(one.how, Direct):  # substitutions with a factor that is kept, which has the first
+    stages = [s if s.name in SHARED_STAGES else s.times(count, peak) for s in one.stages]
+    if one.is_whole and isinstance(one.details, Direct):  # substitutions with a stored factor, which has the first
         solved = solving_work(p.n, p.batch)
         stages = [s for s in stages if s.name != "true residual"]
         recipe.append(Step("true residual", solved, count - 1, "blas"))
-        is_kept = one.how.keeps_matrix
+        is_kept = one.details.keeps_matrix
         recipe.append(
             Step("true residual", solved if is_kept else site.product(p.batch), count, "blas" if is_kept else "tasks")
         )
@@ -87,7 +87,7 @@ def in_batches(one: Strategy, p: Problem, resources: Resources) -> Strategy:
 
 
 def batch_reason(p: Problem) -> Reason:
-    """What a plan says of its batches."""
+    """Reason of a plan that states its batches of targets."""
     return Reason(
         "batches-of-targets",
         f"{plural(p.n_targets, 'target')} in {plural(n_batches(p), 'batch', 'es')} of up to {p.batch:,}, since all at "

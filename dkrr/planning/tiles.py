@@ -172,7 +172,7 @@ def cuts(p: Problem, r: Resources, form: Form, peak_bytes: Callable[[CostModel, 
     Of dkrr's own workers there are as many as have memory enough.
     """
     _check_tile(p)
-    for grid in _grids(p, p.side(form)):
+    for grid in _grids(p, p.matrix_size(form)):
         for site in _sites(p, r, grid, peak_bytes):
             columns = [0] if site.place.slots == 1 else task_columns(grid.n_tiles)
             if p.layout is not None:

@@ -1,7 +1,8 @@
 """The Fourier form: an RBF kernel of one to three columns as a grid of waves, whose sums over the rows are transforms.
 
-The work of a fit is a few transforms of every row and a system of so many unknowns as the grid has waves, which depends
-on the box of the rows and not on their number. It is the primal form; the box is known once the rows are scanned.
+The work of a fit is a few transforms of every row and a system with one unknown for each wave of the grid. The number
+of waves depends on the box of the rows and not on their number. It is the primal form; the box is
+known once the rows are scanned.
 """
 
 from collections.abc import Iterator
@@ -12,11 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from dkrr.cost import Work
-from dkrr.kernels.fourier_grid import BLOCK_ROWS, FourierGrid, Grid
+from dkrr.kernels.fourier_grid import MAX_TRANSFORMED_ROWS, FourierGrid, Grid
 from dkrr.kernels.nonuniform import transform_bytes
 from dkrr.linalg.in_memory_cholesky import FACTORED_SIDE, factor_work, solving_work
-from dkrr.linalg.refinement import Cholesky
-from dkrr.linalg.solver_settings import ConjugateGradient
+from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
 from dkrr.planning.dual import step_seconds
 from dkrr.planning.dual_cg import iterations_expected
 from dkrr.planning.problem import Problem
@@ -25,7 +25,7 @@ from dkrr.planning.strategy import FourierSolve, Strategy
 from dkrr.planning.work import CostModel, Step
 from dkrr.store import TileGrid
 
-TRANSFORM_SECONDS = {1: 8e-8, 2: 2.2e-7, 3: 1.8e-6}
+ROW_TRANSFORM_SECONDS = {1: 8e-8, 2: 2.2e-7, 3: 1.8e-6}
 """Time of a transform of a row on one core, by columns (measured: 50 to 85, 170 to 230 and 1,500 to 1,750 ns)."""
 GATHER_SECONDS = 2e-8
 """Time of an entry of the matrix that is gathered."""
@@ -33,7 +33,7 @@ CONVOLUTION_SECONDS = 3e-8
 """Time of a point of the grid of a convolution, both ways."""
 MAX_SIDE = 20_000
 """Largest matrix that is factored in memory: 3 GiB."""
-STORED_PARTS = 16
+MIN_STORED_BLOCKS = 16
 """Blocks, at least, of rows whose sums go to a store."""
 SMALL_RATE = 0.3
 """Rate of the small matrices of a preconditioner, each formed and factored, over that of products."""
@@ -42,7 +42,7 @@ ROOM_FOR_RANK = 1.25
 """Columns that memory is planned for over those that are expected."""
 MAX_RANK = 6_000
 """Most columns of a partial factor."""
-GOAL = 1e-10
+REFINED_RESIDUAL = 1e-10
 """Relative residual of the dual system at which α is not refined further."""
 FACTOR_ITERATIONS = 8
 """Products of a system with a partial factor that leaves less than λ, in both solves."""
@@ -81,7 +81,7 @@ def passes_of(p: Problem) -> Transforms:
     pairs = 2 * -(-t // 2)
     # Measured: without refinement 3e-17 n / λ; each one takes off three digits.
     left, rounds = 3e-17 * p.n / max(min(p.alphas), 1e-300), 0
-    while left > GOAL and rounds < 2:
+    while left > REFINED_RESIDUAL and rounds < 2:
         left, rounds = 1e-3 * left, rounds + 1
     return Transforms(-(-(t + 1) // 2), pairs, rounds * pairs)
 
@@ -89,8 +89,8 @@ def passes_of(p: Problem) -> Transforms:
 def rank_of(p: Problem, grid: Grid) -> int:
     """Columns of a partial factor that leaves a tenth of λ, of rows that are spread evenly over the box.
 
-    Features are those of a period, of which the box is a part: so many functions of the box are left of them, and a
-    few for every column that rise at its edges (measured: 3 to 5; clustered rows have fewer).
+    The box is a fraction of a period: the features span that fraction of their number of functions of the box, and a
+    few more for every column, which rise at its edges (measured: 3 to 5; clustered rows have fewer).
     """
     tails = 0.5 * p.n * np.cumsum(np.sort(grid.scale**2))
     whole = grid.dimension - int(np.searchsorted(tails, 0.1 * min(p.alphas)))
@@ -123,14 +123,14 @@ def generated_iterated(p: Problem, r: Resources) -> Iterator[Strategy]:
 
 
 def iterated(p: Problem, r: Resources, columns: int) -> tuple[int, list[Step], int]:
-    """Most columns of a partial factor; solving for so many right-hand sides with it, and the memory."""
+    """Most columns of a partial factor; the steps that solve for `columns` right-hand sides with it, and the memory."""
     grid = _grid(p)
     side, points, rank = grid.dimension, prod(grid.n_sum_modes), rank_of(p, grid)
     limit = int(max(1, min(MAX_RANK, side, ROOM_FOR_RANK * rank, r.local_limit_bytes // 2 // (8 * side))))
     iterations = FACTOR_ITERATIONS
     if rank > limit:
         left = 0.5 * p.n * float(np.sort(grid.scale**2)[: side - limit].max())
-        iterations = 2 * iterations_expected(left, min(p.alphas), 1e-2 * GOAL)
+        iterations = 2 * iterations_expected(left, min(p.alphas), 1e-2 * REFINED_RESIDUAL)
     rank = max(1, min(rank, limit))
     factor = Work(gemm_flops=3.0 * side * rank**2 + rank**3, element_seconds=GATHER_SECONDS * side * rank)
     convolution = Work(element_seconds=CONVOLUTION_SECONDS * points * max(1.0, log2(points) / 17))
@@ -160,10 +160,13 @@ def _in_places(
 def _in_place(site: CostModel, grid: Grid, solving: list[Step], solving_bytes: int, rank_limit: int) -> Strategy:
     p, place, t = site.problem, site.place, site.problem.n_targets
     passes, kept = passes_of(p), sums_bytes(p)
-    heights = [max(1, min(k, -(-p.n // (2 * place.slots)))) for k in (BLOCK_ROWS, BLOCK_ROWS // 8, BLOCK_ROWS // 64)]
-    n_segments = max(2 * place.slots, -(-p.n // (4 * BLOCK_ROWS)))
+    heights = [
+        max(1, min(k, -(-p.n // (2 * place.slots))))
+        for k in (MAX_TRANSFORMED_ROWS, MAX_TRANSFORMED_ROWS // 8, MAX_TRANSFORMED_ROWS // 64)
+    ]
+    n_segments = max(2 * place.slots, -(-p.n // (4 * MAX_TRANSFORMED_ROWS)))
     if not place.is_memory:  # a run that resumes on another machine finds the same blocks and segments
-        heights = [max(1, min(BLOCK_ROWS // 8, -(-p.n // STORED_PARTS)))]
+        heights = [max(1, min(MAX_TRANSFORMED_ROWS // 8, -(-p.n // MIN_STORED_BLOCKS)))]
         n_segments = p.layout.row_parts if p.layout else n_segments
     peak_of = partial(peak_of_passes, site, solving_bytes + n_segments * kept)  # added when all have come
     block = next((h for h in heights if peak_of(block=h) <= place.usable_bytes), heights[-1])
@@ -198,7 +201,7 @@ def _in_place(site: CostModel, grid: Grid, solving: list[Step], solving_bytes: i
         if p.interval_folds and not p.folds_are_fitted:  # sums of every fold, and predictions by every model
             recipe += transformed("held-out models", passes.sums + p.interval_folds * t, 2)
             recipe += [step._replace(stage="held-out models", times=p.interval_folds * n_solves) for step in solving]
-    how = FourierSolve(
+    details = FourierSolve(
         side=grid.dimension,
         bound=grid.bound,
         row_block=block,
@@ -206,7 +209,7 @@ def _in_place(site: CostModel, grid: Grid, solving: list[Step], solving_bytes: i
         rank_limit=rank_limit,
         keeps_factors=p.uncertainty,
     )
-    return Strategy(form="primal", place=place, how=how, stages=site.price(recipe, peak), n_steps=n_steps)
+    return Strategy(form="primal", place=place, details=details, stages=site.price(recipe, peak), n_steps=n_steps)
 
 
 def sums_of(p: Problem) -> int:
@@ -222,10 +225,10 @@ def sums_bytes(p: Problem) -> int:
 
 def transform_work(p: Problem, count: float) -> Work:
     """Work of `count` transforms of every row."""
-    return Work(element_seconds=count * TRANSFORM_SECONDS[len(_grid(p).columns)] * p.n)
+    return Work(element_seconds=count * ROW_TRANSFORM_SECONDS[len(_grid(p).columns)] * p.n)
 
 
-def peak_of_passes(site: CostModel, held: int, block: int = BLOCK_ROWS // 4) -> int:
+def peak_of_passes(site: CostModel, held: int, block: int = MAX_TRANSFORMED_ROWS // 4) -> int:
     """Memory of a process that transforms blocks of rows, and of the calling process.
 
     Parameters

@@ -6,13 +6,12 @@ from typing import Any, Literal
 
 from dkrr.cost import Work
 from dkrr.errors import MemoryLimitError, PlanError
-from dkrr.linalg.refinement import Cholesky
-from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
+from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.planning.explain import (
     DIRECT_IS_SOON_DONE,
+    MIN_CG_SPEEDUP,
     NOT_SURELY_FASTER,
     SMALL_SECONDS,
-    SURELY_FASTER,
     Reasoned,
     why_cg,
 )
@@ -25,7 +24,7 @@ from dkrr.planning.strategy import Iterative
 from dkrr.planning.work import CostModel, Step
 from dkrr.text import format_bytes, format_seconds, plural
 
-MAX_COLUMNS = 128
+MAX_VARIANCE_COLUMNS = 128
 """Rows whose variances are computed in one run: forming K then takes less time than using it."""
 EXACT = Reason("exact", "exact to rounding, for any number of rows")
 SYSTEM_TOL = 1e-5
@@ -34,7 +33,7 @@ SYSTEM_TOL = 1e-5
 
 @dataclass(frozen=True, repr=False)
 class UncertaintyPlan(Reasoned):
-    """How variances and the likelihood of a fit are computed, what it should cost, and why.
+    """Plan of the variances and the likelihood of a fit: method, projected cost and reasons.
 
     ``str(plan)`` explains it.
 
@@ -51,7 +50,7 @@ class UncertaintyPlan(Reasoned):
     reasons : tuple of Reason
         Why so, sentence by sentence.
     rejected : tuple of Reason
-        Other ways, with what speaks against each.
+        Rejected methods, each with the reason against it.
 
     See Also
     --------
@@ -107,7 +106,7 @@ class UncertaintyPlan(Reasoned):
 
 
 def plan_uncertainty(problem: Problem, resources: Resources, n_rows: int) -> UncertaintyPlan:
-    """Way to the variances of `n_rows` rows, or to the likelihood (0).
+    """Method for the variances of `n_rows` rows, or to the likelihood (0).
 
     Parameters
     ----------
@@ -146,11 +145,11 @@ def plan_uncertainty(problem: Problem, resources: Resources, n_rows: int) -> Unc
         iterated = plan_iterations(problem, resources, n_rows)
     except PlanError as error:
         return replace(factored, reasons=(EXACT,), rejected=(Reason("iterations-are-unaffordable", str(error)),))
-    if SURELY_FASTER * iterated.seconds < factored.seconds:
-        text = f"a factor would take about {format_seconds(factored.seconds)}, more than {SURELY_FASTER:g} × as long"
+    if MIN_CG_SPEEDUP * iterated.seconds < factored.seconds:
+        text = f"a factor would take about {format_seconds(factored.seconds)}, more than {MIN_CG_SPEEDUP:g} × as long"
         slower = Reason("slower", factored.summary())
         return replace(iterated, reasons=(Reason("factor-is-slower", text),), rejected=(slower,))
-    against = f"{iterated.summary()}: not {SURELY_FASTER:g} × faster (about {format_seconds(iterated.seconds)})"
+    against = f"{iterated.summary()}: not {MIN_CG_SPEEDUP:g} × faster (about {format_seconds(iterated.seconds)})"
     return replace(factored, reasons=(EXACT,), rejected=(Reason(NOT_SURELY_FASTER.code, against),))
 
 
@@ -170,7 +169,7 @@ def _by_factor(problem: Problem, resources: Resources, n_rows: int) -> Uncertain
 def plan_iterations(problem: Problem, resources: Resources, n_rows: int, reason: Reason = NO_REASON) -> UncertaintyPlan:
     """Conjugate gradient for as many rows at a time as fit in memory."""
     solver = problem.solver if isinstance(problem.solver, ConjugateGradient) else ConjugateGradient()
-    width = max(1, min(n_rows or MAX_COLUMNS, MAX_COLUMNS))
+    width = max(1, min(n_rows or MAX_VARIANCE_COLUMNS, MAX_VARIANCE_COLUMNS))
     problem = replace(problem, solver=solver, fit_intercept=False, tol=SYSTEM_TOL, keeps_store=False, layout=None)
     while True:
         try:
@@ -180,5 +179,5 @@ def plan_iterations(problem: Problem, resources: Resources, n_rows: int, reason:
             if width == 1:
                 raise
             width //= 2
-    assert isinstance(plan.chosen.how, Iterative)
+    assert isinstance(plan.chosen.details, Iterative)
     return UncertaintyPlan("iterations", plan, n_rows, max(1, ceil(n_rows / width)) * plan.seconds, (reason,))

@@ -1,6 +1,6 @@
-"""Recipes and their price: a way to solve is a list of primitives with counts, and one formula makes seconds of it.
+"""Recipes and their price: a strategy is a list of primitives with counts, and one formula makes seconds of it.
 
-A primitive states its work beside its algorithm (`..._work` in `linalg`); here are those of what every way reads.
+A primitive states its work beside its algorithm (`..._work` in `linalg`); here are those of what every strategy reads.
 """
 
 from collections.abc import Iterable
@@ -18,11 +18,11 @@ from dkrr.store import TileGrid
 
 BATCH_VECTORS = 14
 """Arrays of the size of a batch of targets that the calling process holds at most."""
-COPIES = 2
+BATCH_ARRAYS = 2
 """Arrays of the size of a batch that are added to those of one fit: its targets, and its coefficients."""
 
 
-NOTHING = Work()
+NO_WORK = Work()
 
 
 class Step(NamedTuple):
@@ -30,7 +30,7 @@ class Step(NamedTuple):
 
     stage: str
     """Stage of the fit that it belongs to, one of `dkrr.cost.STAGE_NAMES`."""
-    work: Work = NOTHING
+    work: Work = NO_WORK
     times: float = 1.0
     by: Literal["tasks", "blas", "caller"] = "tasks"
     """Who shares it: all tasks that run at once; the threads of BLAS; or the calling process alone."""
@@ -43,7 +43,7 @@ Recipe = Iterable[Step]
 
 @dataclass(frozen=True)
 class CostModel:
-    """One problem in one place, with the rates there."""
+    """Cost model of a problem in one place, with the rates there."""
 
     problem: Problem
     resources: Resources
@@ -69,7 +69,7 @@ class CostModel:
         if not p.batch or p.n_targets > p.batch:
             return 0
         if place.execution != "dask":
-            return COPIES * 8 * p.n * p.batch
+            return BATCH_ARRAYS * 8 * p.n * p.batch
         # Of a client's workers the calling process is another machine, or has its own share.
         return 0 if self.resources.cluster_is_running else BATCH_VECTORS * 8 * p.n * p.batch // place.n_workers
 
@@ -85,12 +85,12 @@ class CostModel:
         return rates.reading(cold_fraction(p.stored_bytes, self.cache_bytes(peak)))
 
     def price(self, recipe: Recipe, peak: int) -> tuple[Stage, ...]:
-        """Stages in the order of their first step, of processes that hold at most so many bytes."""
+        """Stages in the order of their first step, of processes that hold at most `peak` bytes."""
         slots, sums = self.place.slots, dict[str, list[Any]]()
         threads = {"tasks": 1, "blas": self.resources.local_threads, "caller": 1}
         for name, work, times, by, seconds in recipe:
             total = sums.setdefault(name, [0.0, 0.0, 0.0, 0])
-            if (work is NOTHING and seconds is None) or not times:  # a fit of a few rows notices the time of its plan
+            if (work is NO_WORK and seconds is None) or not times:  # a fit of a few rows notices the time of its plan
                 continue
             if seconds is None:
                 seconds = self.rates.seconds(work, threads[by])
@@ -141,17 +141,17 @@ class CostModel:
         """Memory of a task that forms a tile, besides the tile."""
         p = self.problem
         blocks = p.csr_bytes(min(tile, KERNEL_BLOCK))
-        return gram_workspace_bytes(p.kernel, tile, p.bytes_of_part(tile), p.d, blocks)
+        return gram_workspace_bytes(p.kernel, tile, p.row_bytes_in_strips(tile), p.d, blocks)
 
     def product(self, m: int, precision: Precision = "float64", kept: float = 0.0, *, is_mirrored: bool = True) -> Work:
-        """One product of K with m vectors, a fraction of its tiles in memory."""
+        """Work of a product of K with m vectors, the fraction `kept` of its tiles in memory."""
         p = self.problem
         return pass_work(p.entry_time(precision), p.n, m, precision, kept, 2 if is_mirrored else 1)
 
     def product_bytes(self, tile: int, m: int) -> int:
         """Memory of a task of such a product, besides tiles that are kept."""
         p = self.problem
-        return multiply_bytes(p.kernel, p.n, tile, p.d, p.bytes_of_part(tile), m, is_sparse=p.is_sparse)
+        return multiply_bytes(p.kernel, p.n, tile, p.d, p.row_bytes_in_strips(tile), m, is_sparse=p.is_sparse)
 
     # What comes before the work, and beside it
 

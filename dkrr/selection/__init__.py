@@ -8,10 +8,8 @@ from dkrr.selection.scores import (
     Report,
     Score,
     ScoreSheet,
-    in_range,
     named,
     negative_squared_error,
-    times_square,
     without_score,
 )
 from dkrr.selection.scoring import Candidate, SelectionRequest, planned
@@ -31,11 +29,9 @@ __all__ = [
     "best_of",
     "displayed",
     "gain_of",
-    "in_range",
     "named",
     "negative_squared_error",
     "planned",
     "select",
-    "times_square",
     "without_score",
 ]

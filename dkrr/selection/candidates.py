@@ -82,16 +82,15 @@ def select(request: SelectionRequest, show_progress: bool | None) -> Selected:
 
 
 def _selected(request: SelectionRequest, show_progress: bool | None) -> Selected:
-    scaled = request.in_range()
-    plan = planned(scaled)
+    plan = planned(request)
     steps = dict(plan.steps())  # those after the scores are there once
     with displayed(plan, show_progress) as whole:
-        candidates = all_scored(scaled, plan, whole)
+        candidates = all_scored(request, plan, whole)
         found = replace(best_of(candidates, request.values.shape[1]), plan=plan)
         settings, alphas = request.settings[found.kernel], request.alphas[found.alphas]
         if request.search is not None:
             with whole.part(steps["optimum"].expected):
-                found = _optimised(scaled, request.search, found, show_progress)
+                found = _optimised(request, request.search, found, show_progress)
             assert found.optimum is not None
             settings, alphas = replace(settings, kernel=found.optimum.kernel), np.full(len(alphas), found.optimum.alpha)
         if not request.refit:
@@ -123,7 +122,7 @@ def _continuing(last: FitRequest, best: Candidate) -> FitRequest:
     # Of λ with the same score the run solves for the largest, and the first candidate is chosen.
     if start is None or scores is None or (start.alphas != last.outputs.alphas).any():
         return last
-    if last.settings.uncertainty is not False and plan_of(last).chosen.how.keeps_factors:
+    if last.settings.uncertainty is not False and plan_of(last).chosen.details.keeps_factors:
         return last
     problem = continuing(last.problem(), scores)
     return replace(last.with_settings(solver=problem.solver, form=problem.form), start=start, because=problem.because)
@@ -133,7 +132,6 @@ def best_of(candidates: Sequence[Candidate], n_targets: int) -> Selected:
     """Best kernel and λ by mean score; the kernel is the best for all targets together."""
     kernel, alphas, scores = _best(candidates, n_targets)
     sheet = candidates[kernel].sheet
-    scores = sheet.of_given(scores)
     score = scores if sheet.per_target else float(scores[0])
     return Selected(candidates, kernel, alphas, score, sheet.predictions(alphas))
 
@@ -165,9 +163,6 @@ def _optimised(request: SelectionRequest, search: Search, found: Selected, show_
     predictions = None
     if request.keeps_predictions:
         predictions = request.folds.mean_predictions(optimum.predictions, request.values.shape)
-    if request.units is not None:
-        optimum = optimum.of_given(float(request.units[0]))
-        predictions = None if predictions is None else predictions * request.units
     return replace(found, score=optimum.score, predictions=predictions, optimum=optimum)
 
 
@@ -191,7 +186,7 @@ def _best(candidates: Sequence[Candidate], n_targets: int) -> tuple[int, Numbers
         raise all_candidates_failed_error(is_unsolved=any(c.report.unsolved.any() for c in candidates))
     found = np.where(np.isnan(means), -np.inf, means)
     sheet = candidates[0].sheet
-    kernel = int(np.argmax(sheet.comparable(found.max(axis=1)).mean(axis=1)))
+    kernel = int(np.argmax(found.max(axis=1).mean(axis=1)))
     chosen = np.argmax(found[kernel], axis=0)
     scores = found[kernel][chosen, np.arange(len(chosen))]
     return kernel, chosen if sheet.per_target else np.full(n_targets, chosen[0]), scores

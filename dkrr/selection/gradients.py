@@ -30,7 +30,8 @@ from dkrr.linalg.fold_preconditioner import FoldLowRank
 from dkrr.linalg.length_sums import LengthTiles, length_sums_tasks
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.preconditioners import Identity, Preconditioner
-from dkrr.linalg.products import TrainingSetOperator, TrainingSets, column_sizes, root_mean_squares
+from dkrr.linalg.products import column_sizes, root_mean_squares
+from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets
 from dkrr.planning import Plan
 from dkrr.planning.strategy import Iterative
 from dkrr.selection.fold_systems import predictions_with_intercept
@@ -104,9 +105,9 @@ class HeldOutError:
     def __init__(
         self, data: EvaluatedData, folds: Folds, plan: Plan, context: Context, tol: float | None = None
     ) -> None:
-        assert isinstance(plan.chosen.how, Iterative)
+        assert isinstance(plan.chosen.details, Iterative)
         self._data, self._folds, self._plan, self._context = data, folds, plan, context
-        self._strategy, self._tol = plan.chosen.how, plan.problem.tol if tol is None else tol
+        self._strategy, self._tol = plan.chosen.details, plan.problem.tol if tol is None else tol
         self._kept: tuple[Kernel, LengthGram] | None = None
         self._scales, self._means = folds.scales(data.dual_scale()), data.target_means()
         weights = np.ones(data.n) if data.weights is None else data.weights

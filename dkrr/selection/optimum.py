@@ -6,7 +6,7 @@ matter; it starts at the best candidate of the grid.
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import exp, isfinite, log
 from typing import Any, Literal, get_args
 
@@ -26,13 +26,12 @@ from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.kernels import Kernel
 from dkrr.kernels.lengths import WithLengths
-from dkrr.linalg.refinement import in_terms_of_alpha
+from dkrr.linalg.result import in_terms_of_alpha
 from dkrr.planning.resources import Resources
 from dkrr.planning.searches import Optimising
 from dkrr.planning.selection import FoldSizes, ScoringPlan, plan_gradient
 from dkrr.selection.folds import Folds
 from dkrr.selection.gradients import EvaluatedData, Evaluation, HeldOutError
-from dkrr.selection.scores import times_square
 from dkrr.store import RunStore
 from dkrr.store.run_store import ENDED, STAGE
 from dkrr.text import Explained, plural
@@ -116,22 +115,6 @@ class Optimum(Explained):
     plan: ScoringPlan
     stages: tuple[Stage, ...] = field(repr=False)
     predictions: tuple[Array, ...] = field(repr=False)
-
-    def of_given(self, size: float) -> "Optimum":
-        """Result for targets that are larger by a power of two.
-
-        Parameters
-        ----------
-        size : float
-            Power of two.
-
-        Returns
-        -------
-        Optimum
-            Optimum in the units of these targets.
-        """
-        changed = {name: times_square(getattr(self, name), size) for name in ("score", "scores", "gradients")}
-        return replace(self, predictions=tuple(p * size for p in self.predictions), **changed)
 
     def _summary(self) -> str:
         how = "converged" if self.converged else "not converged"
@@ -403,9 +386,7 @@ def optimise(
     plan = plan_gradient(with_spectrum(request.problem(), request.rows), sizes, resources)
     seconds = plan.seconds * min(search.max_evaluations, 10)
     progress = make_progress(False if show_progress is None and seconds < QUIET_SECONDS else show_progress)
-    data = EvaluatedData.of(outputs, shared_fields(request, plan.plan.problem))
-    if data.fit_intercept:
-        data = centre_linear_parts(data)
+    data = centre_linear_parts(EvaluatedData.of(outputs, shared_fields(request, plan.plan.problem)))
     start = np.log(np.concatenate([[alpha], lengths]))
     log_of_run = _Log(store, _fingerprint(search, data, folds, start), plan.plan.problem.tol)
     with open_context(plan.plan, None, progress) as context:

@@ -3,12 +3,11 @@
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.fitting.data import sizes_out_of_range
 from dkrr.linalg.result import INACCURATE_ABOVE, SolveResult, Status
 from dkrr.selection.folds import Folds
 from dkrr.text import first_names
@@ -23,25 +22,6 @@ def negative_squared_error(predictions: Array, targets: Array, weights: Array | 
     """Negative weighted mean of the squared errors."""
     squares = (targets - predictions) ** 2
     return -float(np.average(squares if squares.ndim == 1 else squares.mean(axis=1), weights=weights))
-
-
-def times_square(values: Any, size: Any) -> Any:
-    """Values times the square of a size, which may itself be out of range."""
-    with np.errstate(over="ignore", under="ignore"):
-        return values * size * size
-
-
-def in_range(targets: Array, score: Score, *, per_target: bool) -> tuple[Array, Array | None]:
-    """Targets whose squares float64 holds, and the powers of two that they have been divided by; None: by nothing.
-
-    Squared errors of all targets together have one power of two, so that they can be added.
-    """
-    units = sizes_out_of_range(targets)
-    if units is None:
-        return targets, None
-    if score is negative_squared_error and not per_target:
-        units = np.full(len(units), units.max())
-    return targets / units, units
 
 
 class ScoreSheet:
@@ -62,8 +42,6 @@ class ScoreSheet:
         Each target has its own scores.
     keeps_predictions : bool
         Predictions of every λ are kept.
-    units : ndarray of shape (t,), optional
-        Powers of two that the targets have been divided by, and predictions are; see `in_range`.
     """
 
     def __init__(
@@ -77,9 +55,7 @@ class ScoreSheet:
         is_vector: bool,
         per_target: bool,
         keeps_predictions: bool = False,
-        units: Array | None = None,
     ) -> None:
-        self._units = units
         self._score, self._targets, self._weights, self._folds = score, targets, weights, folds
         self._is_vector, self.per_target = is_vector, per_target
         self._kept: dict[int, Array] | None = {} if keeps_predictions else None
@@ -134,8 +110,6 @@ class ScoreSheet:
         """Scores of predictions of a fold's rows, of shape (k, t'): one for each target, or one in all."""
         rows = self._rows(fold)
         y = self._targets[rows, columns]
-        if self._units is not None and not self.is_squared_error:  # a user's score is of a user's numbers
-            y, predictions = y * self._units[columns], predictions * self._units[columns]
         weights = None if self._weights is None else self._weights[rows]
         if self.per_target:
             return np.array([self._score(predictions[:, j], y[:, j], weights, rows) for j in range(y.shape[1])])
@@ -163,25 +137,7 @@ class ScoreSheet:
             return None
         found = np.stack([self._kept[a][:, j] for j, a in enumerate(chosen)], axis=1)
         with np.errstate(invalid="ignore"):
-            found = found / np.where(self._n_held_out == 0, np.nan, self._n_held_out)[:, None]
-        return np.asarray(found if self._units is None else found * self._units)
-
-    @property
-    def unit(self) -> float:
-        """Power of two whose square makes `comparable` scores those of the targets as they are given."""
-        return 1.0 if self._units is None or not self.is_squared_error else float(self._units.max())
-
-    def comparable(self, values: Array) -> Array:
-        """Scores, of shape (..., t or 1), of all targets in one unit."""
-        if self.unit == 1.0 or self._units is None:
-            return values
-        return np.asarray(values * (self._units[: values.shape[-1]] / self.unit) ** 2)
-
-    def of_given(self, values: Array) -> Array:
-        """Scores, of shape (..., t or 1), of the targets as given: 0 or infinite where float64 does not hold them."""
-        if self._units is None or not self.is_squared_error:
-            return values
-        return np.asarray(times_square(values, self._units[: values.shape[-1]]))
+            return np.asarray(found / np.where(self._n_held_out == 0, np.nan, self._n_held_out)[:, None])
 
     def means(self) -> Array:
         """Mean scores of every λ over the folds, of shape (n_alphas, t or 1)."""

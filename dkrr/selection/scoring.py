@@ -31,7 +31,7 @@ from dkrr.fitting.storage import with_repairs
 from dkrr.kernels.columns import learns
 from dkrr.kernels.kernel_features import is_drawn
 from dkrr.linalg.held_out import HeldOutErrors
-from dkrr.linalg.refinement import in_terms_of_alpha
+from dkrr.linalg.result import in_terms_of_alpha
 from dkrr.planning.detection import detect
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
@@ -42,7 +42,7 @@ from dkrr.selection.curve import LearningCurve
 from dkrr.selection.folds import Folds, SelectionData
 from dkrr.selection.optimum import Search
 from dkrr.selection.primal_folds import PrimalFolds
-from dkrr.selection.scores import Report, Score, ScoreSheet, in_range
+from dkrr.selection.scores import Report, Score, ScoreSheet
 from dkrr.selection.sweep import Refit, sweep
 from dkrr.store.run_store import ENDED
 
@@ -79,17 +79,10 @@ class SelectionRequest:
     """Whether all rows are fitted with the best candidate."""
     search: Search | None = None
     """Parameters to optimise from the best candidate on; None: none."""
-    units: Array | None = None
-    """Powers of two that the targets have been divided by, of shape (t,); None: by nothing."""
     uncertainty: bool | Literal["intervals"] = False
     """State that the last fit keeps for standard deviations; see `Settings`."""
     interval_folds: Sequence[NDArray[np.intp]] = ()
     """Folds without which the last fit computes models as well."""
-
-    def in_range(self) -> Self:
-        """Request with targets whose squares neither overflow nor underflow, for everything but the last fit."""
-        values, units = in_range(self.values, self.score, per_target=self.per_target)
-        return self if units is None else replace(self, values=values, units=units)
 
     def last_fit(self) -> Refit | None:
         """Collector of the full-data solutions, which become the last fit; None if there are several kernels."""
@@ -175,7 +168,7 @@ def _predictions(
     factor = matrix.systems.factored(group, data.dual_shift(alpha), f"λ = {alpha:g}")
     with ThreadExecutor(context.threads) as executor, context.progress.stage("held-out errors", 1.0):
         left_out = HeldOutErrors(factor, right_sides, constant, executor, context.progress)
-        residual = matrix.residual(data.dual_shift(alpha), right_sides, left_out.unfreed)
+        residual = matrix.residual(data.dual_shift(alpha), right_sides, left_out.solution_without_intercept)
         if not residual <= MAX_RESIDUAL:
             return [], residual
         everywhere = np.arange(data.n)
@@ -340,7 +333,6 @@ def _sheet(request: SelectionRequest, folds: Folds, n_alphas: int, *, keeps_pred
         is_vector=request.is_vector,
         per_target=request.per_target,
         keeps_predictions=keeps_predictions,
-        units=request.units,
     )
 
 
@@ -457,19 +449,18 @@ def _carry_out(
     targets = Targets(request.values, np.full(request.values.shape[1], alphas[0]))
     fields = {"folds": folds, "candidates": tuple(alphas.tolist())}
     data = SelectionData.of(targets, shared_fields(fits, one.problem) | fields)
-    if data.fit_intercept:
-        data = centre_linear_parts(data, settings.store)
+    data = centre_linear_parts(data, settings.store)
     if plan.method == "primal":
-        how, threads = one.chosen.how, one.resources.local_threads
-        rank_limit = how.rank_limit if isinstance(how, FourierSolve) else 0
+        details, threads = one.chosen.details, one.resources.local_threads
+        rank_limit = details.rank_limit if isinstance(details, FourierSolve) else 0
         PrimalFolds(data, folds, progress, threads, rank_limit).score(alphas, sheet, report)
         return
     with open_context(one, settings.store, progress) as context:
         if plan.method == "sweep":
-            assert isinstance(one.chosen.how, Iterative)
+            assert isinstance(one.chosen.details, Iterative)
             with in_terms_of_alpha(alphas, "dual", partial(scale_of, data, "dual")):
                 sweep(
-                    one.chosen.how,
+                    one.chosen.details,
                     data,
                     one,
                     context,
@@ -481,7 +472,7 @@ def _carry_out(
                     refit=work.refit,
                 )
         else:
-            assert isinstance(one.chosen.how, Direct)
+            assert isinstance(one.chosen.details, Direct)
             data = data.by_folds()
-            score_by_factors(one.chosen.how, data, context, data.folds, alphas, sheet, report)
+            score_by_factors(one.chosen.details, data, context, data.folds, alphas, sheet, report)
         context.storage.note_stage(ENDED)

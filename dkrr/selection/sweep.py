@@ -22,8 +22,9 @@ from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.fold_preconditioner import FoldLowRank
 from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.preconditioners import Identity, Preconditioner
-from dkrr.linalg.products import TrainingSetOperator, column_norms, root_mean_squares
+from dkrr.linalg.products import column_norms, root_mean_squares
 from dkrr.linalg.result import Status
+from dkrr.linalg.training_sets import TrainingSetOperator
 from dkrr.planning import Plan
 from dkrr.planning.selection import RISES
 from dkrr.planning.strategy import Iterative

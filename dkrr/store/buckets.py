@@ -31,7 +31,7 @@ RETRY_SECONDS = 60.0
 """Requests are repeated for about this long: the restart of a gateway or a limit on the rate of requests passes. After
 one that was repeated in vain, none is repeated for as long, or until one is answered: a run that ends sends several."""
 FIRST_SECONDS = 10.0
-"""The same for a bucket that has never answered this process: its address may be wrong, and work has not started."""
+"""Seconds for a bucket that has never answered this process: its address may be wrong, and work has not started."""
 LONGEST_WAIT_SECONDS = 10.0
 CONNECT_SECONDS = 5.0
 REQUEST_SECONDS = 300.0
@@ -128,7 +128,7 @@ class Bucket:
 
     def read_into(self, name: str, start: int, groups: Sequence[Sequence[Buffer]]) -> Sizes:
         """See `Place`; all groups are filled before the first is named, several parts of an object at the same time."""
-        out = [memoryview(part).cast("B") for parts in groups for part in parts]
+        out = [memoryview(buffer).cast("B") for buffers in groups for buffer in buffers]
         n = sum(map(len, out))
 
         def fill_part(obstore: Any, store: Any, key: str, k: int) -> int:
@@ -161,8 +161,8 @@ class Bucket:
     def mapped(self, name: str, size: int, *, at_once: bool) -> Any:  # noqa: ARG002
         return None
 
-    def write(self, name: str, parts: Sequence[Buffer]) -> None:
-        data = parts[0] if len(parts) == 1 else b"".join(map(memoryview, parts))
+    def write(self, name: str, buffers: Sequence[Buffer]) -> None:
+        data = buffers[0] if len(buffers) == 1 else b"".join(map(memoryview, buffers))
         is_large = memoryview(data).nbytes > MAX_PUT_BYTES
         options: dict[str, Any] = {"use_multipart": is_large, "chunk_size": PART_BYTES}
         self._answer("write", name, lambda obstore, store, key: obstore.put(store, key, data, **options))
@@ -455,7 +455,7 @@ _ADDRESS = re.compile(r"https?://[^/\s]+")
 """Address of a server in the error of a request."""
 _TRIES = re.compile(r"after \d+ retries")
 _OVERLOADED = re.compile(r"status code: (5\d\d|429)|error sending request")
-"""What else may pass, where it was not tried again."""
+"""Errors that may be temporary, from calls that were not repeated."""
 
 
 def _unreachable(what: str, url: str, error: Exception) -> UnreachableStoreError:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError
 from dkrr.store.format import (
-    NAME,
+    METADATA_NAME,
     TAIL_BYTES,
     coordinates_of,
     index_of,
@@ -116,7 +116,7 @@ class ChunkedArray:
         if layout is None and found.get("node_type") == "group":
             raise StoreError(f"{url} is a group, not an array; expected an array that dkrr wrote")
         if layout is None:
-            raise _unreadable(url, f"its {NAME} is not one that dkrr writes")
+            raise _unreadable(url, f"its {METADATA_NAME} is not one that dkrr writes")
         return cls(url, *layout, identity)
 
     def check_metadata(self) -> None:
@@ -128,7 +128,7 @@ class ChunkedArray:
             If they are missing or differ.
         """
         if _metadata_at(self.url) != self.metadata:
-            raise _unreadable(self.url, f"its {NAME} describes another layout or other codecs than dkrr wrote")
+            raise _unreadable(self.url, f"its {METADATA_NAME} describes another layout or other codecs than dkrr wrote")
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -244,7 +244,7 @@ class ChunkedArray:
                     raise self._damaged(key, _CHANGED)
 
     def mapped(self, coordinates: tuple[int, ...], *, check: bool = True) -> NDArray[Any] | None:
-        """One whole chunk of one block, checked, where it lies in the system's cache; nothing is copied.
+        """A whole chunk of one block, checked, in place in the system's cache; nothing is copied.
 
         None where that cannot be: in a bucket, and of a chunk that is missing or has another size, as `read` says.
 
@@ -310,11 +310,11 @@ class ChunkedArray:
             block = np.zeros(self.chunks, self.dtype)
             block[tuple(slice(0, s) for s in data.shape)] = data
         key, size = key_of(coordinates), self._block_bytes
-        content, parts = block.reshape(-1).view(np.uint8), list[Any]()
+        content, buffers = block.reshape(-1).view(np.uint8), list[Any]()
         for k in range(self._n_blocks):
-            part = content[k * size : (k + 1) * size]
-            parts += [part, self._tail(key, k, part)]
-        self._place.write(key, [*parts, self._index])
+            inner = content[k * size : (k + 1) * size]
+            buffers += [inner, self._tail(key, k, inner)]
+        self._place.write(key, [*buffers, self._index])
         return self.chunk_bytes
 
     def present(self) -> set[tuple[int, ...]]:
@@ -383,13 +383,13 @@ class ChunkedArray:
         """`fill`, but for chunks that have these bits already: a finished run writes nothing on a read-only disk."""
         present, buffer = self.present(), self._empty("chunks", self.chunks)
         for c in np.ndindex(*self.grid):
-            part = data[tuple(slice(i * k, (i + 1) * k) for i, k in zip(c, self.chunks, strict=True))]
+            chunk = data[tuple(slice(i * k, (i + 1) * k) for i, k in zip(c, self.chunks, strict=True))]
             with suppress(DamagedChunkError):
                 if c in present:
                     self.read(c, buffer)
-                    if buffer[tuple(map(slice, part.shape))].tobytes() == part.tobytes():
+                    if buffer[tuple(map(slice, chunk.shape))].tobytes() == chunk.tobytes():
                         continue
-            self.write(c, part)
+            self.write(c, chunk)
 
     def damaged_chunks(self) -> list[DamagedChunkError]:
         """Read every existing chunk, and return the errors of those that are damaged.
@@ -442,9 +442,9 @@ def _metadata_at(url: str) -> dict[str, Any]:
     except StoreError as error:
         raise _unreadable(url, str(error)) from error
     if found is None:
-        raise _unreadable(url, f"its {NAME} is not there")
+        raise _unreadable(url, f"its {METADATA_NAME} is not there")
     return found
 
 
 def _unreadable(url: str, why: str) -> DamagedChunkError:
-    return DamagedChunkError(f"no readable array of dkrr at {url}: {why}", url, NAME)
+    return DamagedChunkError(f"no readable array of dkrr at {url}: {why}", url, METADATA_NAME)

@@ -1,4 +1,4 @@
-"""Descriptions of runs and models: the version that wrote them, and the form of every entry that dkrr writes."""
+"""Descriptions of runs and models: the version that wrote them, and a schema of every entry."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +10,7 @@ import numpy as np
 from dkrr.checks import MAX_SHOWN, MAX_WHOLE, shown
 from dkrr.errors import StoreError, UnreachableStoreError, WrongStoreError
 from dkrr.store.chunks import ChunkedArray
-from dkrr.store.format import DTYPES, read_group, read_json
+from dkrr.store.format import STORED_DTYPES, read_group, read_json
 from dkrr.store.paths import NAMES
 from dkrr.store.places import Place, place_at, refuse_links
 from dkrr.store.replacing import arrays_below
@@ -18,7 +18,7 @@ from dkrr.store.replacing import arrays_below
 FORMAT_VERSION = 1
 """Format of the stores of runs, and of models: a new one comes with a minor version, which still reads the last one."""
 
-CHUNK_ENTRIES = 2**20
+SPARSE_CHUNK_ENTRIES = 2**20
 """Entries of a chunk of sparse rows."""
 
 COEFFICIENTS = ("coef", "dual_coef", "intercept", "intercept_shift")
@@ -31,9 +31,11 @@ TARGETS, WEIGHTS, FOLDS = "targets", "weights", "folds"
 KEPT_ARRAYS = {"primal": ("factor", "coef"), "dual": ("factor", "diagonal")}
 """Beginnings of the names of the arrays of a Gaussian process, before the number of its λ, by its form."""
 MORE_KEPT_ARRAYS = ("centre", "sums")
-"""Those of arrays that it may have: means of features that the fit subtracts, and sums over the rows of a grid."""
+"""Beginnings of the names of optional arrays of a Gaussian process: means of features that the fit subtracts, and sums
+over the rows of a grid."""
 FOLD_ARRAYS = ("fold_coef", "fold_constants", "fold_errors")
-"""The same of the models that leave out folds: coefficients and constants of their columns, and errors of the rows."""
+"""Beginnings of the names of the arrays of the models that leave out folds: coefficients and constants of their
+columns, and errors of the rows."""
 
 COMMAND = "command"
 """Name of the digest of the options and inputs of the command that made a model or predictions: others have none."""
@@ -49,48 +51,52 @@ VERSION = re.compile(r"[0-9][0-9a-z.+]{0,30}")
 SIZE, COUNT = range(MAX_WHOLE + 1), range(1, MAX_WHOLE + 1)
 
 
-def fits(value: Any, form: Any) -> bool:
-    """Whether a value of JSON has a form.
+def matches(value: Any, schema: Any) -> bool:
+    """Whether a value of JSON matches a schema.
 
-    A form is a type, a range of whole numbers, a pattern of texts, a function that tells, or the value itself. A tuple
-    has forms of which one suffices; a list or a dictionary has that of each item, and no other items.
+    A schema is a type, a range of whole numbers, a pattern of texts, a predicate, or the value itself. A tuple has
+    alternatives, of which one suffices; a list or a dictionary has the schema of each item, and no other items.
     """
-    match form:
+    match schema:
         case tuple():
-            return any(fits(value, one) for one in form)
+            return any(matches(value, one) for one in schema)
         case list():
-            return isinstance(value, list) and len(value) == len(form) and all(map(fits, value, form))
+            return isinstance(value, list) and len(value) == len(schema) and all(map(matches, value, schema))
         case dict():
-            is_alike = isinstance(value, dict) and value.keys() == form.keys()
-            return is_alike and all(fits(value[name], one) for name, one in form.items())
+            is_alike = isinstance(value, dict) and value.keys() == schema.keys()
+            return is_alike and all(matches(value[name], one) for name, one in schema.items())
         case range():
-            return type(value) is int and value in form
+            return type(value) is int and value in schema
         case re.Pattern():
-            return isinstance(value, str) and form.fullmatch(value) is not None
+            return isinstance(value, str) and schema.fullmatch(value) is not None
         case type():
-            return type(value) is form
-        case _ if callable(form):
-            return bool(form(value))
-    return value is form or (isinstance(value, str) and value == form)
+            return type(value) is schema
+        case _ if callable(schema):
+            return bool(schema(value))
+    return value is schema or (isinstance(value, str) and value == schema)
 
 
-def list_of(form: Any, minimum: int = 0) -> Callable[[Any], bool]:
-    """Form of a list of any number of items."""
-    return lambda value: isinstance(value, list) and len(value) >= minimum and all(fits(one, form) for one in value)
+def list_of(schema: Any, minimum: int = 0) -> Callable[[Any], bool]:
+    """Schema of a list of any number of items."""
+    return lambda value: (
+        isinstance(value, list) and len(value) >= minimum and all(matches(one, schema) for one in value)
+    )
 
 
-def dict_of(form: Any, names: re.Pattern[str] = TEXT) -> Callable[[Any], bool]:
-    """Form of a dictionary with any names."""
-    return lambda value: isinstance(value, dict) and all(fits(k, names) and fits(v, form) for k, v in value.items())
+def dict_of(schema: Any, names: re.Pattern[str] = TEXT) -> Callable[[Any], bool]:
+    """Schema of a dictionary with any names."""
+    return lambda value: (
+        isinstance(value, dict) and all(matches(k, names) and matches(v, schema) for k, v in value.items())
+    )
 
 
 def is_number(value: Any) -> bool:
-    """Form of a number: NaN and infinity, too, which a fit that failed may have."""
+    """Schema of a number: NaN and infinity, too, which a fit that failed may have."""
     return type(value) is float or (type(value) is int and abs(value) <= MAX_WHOLE)
 
 
 def is_amount(value: Any) -> bool:
-    """Form of a finite number of at least 0."""
+    """Schema of a finite number of at least 0."""
     return is_number(value) and 0 <= value < inf
 
 
@@ -102,7 +108,7 @@ def parts_in(value: Any) -> Iterator[dict[str, Any]]:
         yield from parts_in(inner)
 
 
-_ROWS = {"shape": [SIZE, SIZE], "dtype": DTYPES}
+_ROWS = {"shape": [SIZE, SIZE], "dtype": STORED_DTYPES}
 DENSE_ROWS = _ROWS | {"kind": "dense", "rows_per_chunk": (None, SIZE)}
 SPARSE_ROWS = _ROWS | {"kind": "sparse", "n_entries": SIZE}
 RUN: dict[str, Any] = {
@@ -131,7 +137,7 @@ CHECKPOINT_NOTE = {"turn": range(2), "arrays": dict_of(CHECKSUM, NAMES), "plain"
 STAGE_NOTE = {"name": TEXT, "done": is_amount}
 """A stage that has begun, and the fraction of it that was done when this was noted."""
 ASKED_NOTE = {"tol": is_amount, "max_iter": (None, SIZE), "folds": SIZE, "planned": list_of([TEXT, is_amount])}
-"""What a call asked for, with the folds without which models are computed, and the seconds of the plan's stages."""
+"""Schema of the settings of a call, the number of folds that are left out, and the seconds of the plan's stages."""
 FACTOR_NOTE = {
     "panels": list_of([SIZE, COUNT], minimum=1),
     "segments": list_of([SIZE, COUNT], minimum=1),
@@ -157,7 +163,7 @@ _UNCERTAINTY = {
 }
 _FOLDS = list_of({"alpha": is_amount, "form": ("primal", "dual"), "doubt": TEXT}, 1)
 """Models that leave out folds, which a model has where they were known."""
-MODEL: dict[str, Any] = {
+MODEL_ENTRIES: dict[str, Any] = {
     "id": ID,
     "stored": dict,
     "estimator": (REGRESSION, CLASSIFICATION),
@@ -218,12 +224,12 @@ def writer_of(found: Mapping[str, Any]) -> str:
     """Version of dkrr that wrote a description, in words of a message."""
     versions = found.get("versions")
     version = versions.get("dkrr") if isinstance(versions, dict) else None
-    if not fits(version, VERSION):
+    if not matches(version, VERSION):
         return "the version that wrote it"
     return f"dkrr {version}, which wrote it"
 
 
-def check_description(url: str, found: Mapping[str, Any], forms: Mapping[str, Any], remedy: str = "") -> None:
+def check_description(url: str, found: Mapping[str, Any], schemas: Mapping[str, Any], remedy: str = "") -> None:
     """Refuse the description of a run or a model of another format, or with entries that dkrr does not write.
 
     Parameters
@@ -231,8 +237,8 @@ def check_description(url: str, found: Mapping[str, Any], forms: Mapping[str, An
     url : str
     found : mapping
         Description.
-    forms : mapping
-        Forms of entries by their names; others are not used.
+    schemas : mapping
+        Schemas of entries by their names; others are not used.
     remedy : str
         End of the message.
 
@@ -249,15 +255,15 @@ def check_description(url: str, found: Mapping[str, Any], forms: Mapping[str, An
             f"{url} is a dkrr {kind} of format {shown(found.get('format'))}, and this version reads format "
             f"{FORMAT_VERSION}: use {writer_of(found)}, or fit again{remedy if kind == 'run' else ''}"
         )
-    check_entries(f"the {kind} {url}", found, forms, remedy=remedy)
+    check_entries(f"the {kind} {url}", found, schemas, remedy=remedy)
 
 
 def check_entries(
-    what: str, found: Mapping[str, Any], forms: Mapping[str, Any], where: str = "", remedy: str = ""
+    what: str, found: Mapping[str, Any], schemas: Mapping[str, Any], where: str = "", remedy: str = ""
 ) -> None:
-    """Refuse entries of other forms; `where` they are, if they are not those of the description itself."""
-    for name, form in forms.items():
-        if name not in found or not fits(found[name], form):
+    """Refuse entries that do not match their schemas; `where` they are, if not in the description itself."""
+    for name, schema in schemas.items():
+        if name not in found or not matches(found[name], schema):
             value = shown({name: found.get(name)}) if where else f"{name}={shown(found.get(name))}"
             missing = "" if name in found else f", without {name}"
             raise StoreError(f"{what} is damaged: its description has {where}{value}{missing}{remedy}")
@@ -276,7 +282,7 @@ def arrays_of_rows(place: Place, description: Any) -> tuple[ChunkedArray, ...]:
     StoreError
         If the description is not one that dkrr writes.
     """
-    if not fits(description, (DENSE_ROWS, SPARSE_ROWS)):
+    if not matches(description, (DENSE_ROWS, SPARSE_ROWS)):
         raise StoreError(f"{place.url} is described as {shown(description)}, which dkrr does not write")
     shape, dtype = description["shape"], description["dtype"]
     if description["kind"] == "dense":
@@ -287,7 +293,7 @@ def arrays_of_rows(place: Place, description: Any) -> tuple[ChunkedArray, ...]:
     index = np.int32 if max(n_entries, shape[1]) < 2**31 else np.int64
     parts = {"data": (n_entries, dtype), "indices": (n_entries, index), "indptr": (shape[0] + 1, index)}
     return tuple(
-        ChunkedArray.of_rows(here.url, (size,), kind, here.identity, CHUNK_ENTRIES)
+        ChunkedArray.of_rows(here.url, (size,), kind, here.identity, SPARSE_CHUNK_ENTRIES)
         for here, (size, kind) in ((place.at(name), part) for name, part in parts.items())
     )
 
@@ -320,8 +326,8 @@ def describe_model(path: Any) -> dict[str, Any]:
         raise StoreError(
             f"{url} is a dkrr {str(found.get('kind'))[:MAX_SHOWN]}, not a model; save one with dkrr.save(model, path)"
         )
-    forms = MODEL | (_LABELS if found.get("estimator") == CLASSIFICATION else {})
-    check_description(url, found, forms, f". {SAVE_AGAIN}")
+    schemas = MODEL_ENTRIES | (_LABELS if found.get("estimator") == CLASSIFICATION else {})
+    check_description(url, found, schemas, f". {SAVE_AGAIN}")
     what, names, transformer = f"the model {url}", found["feature_names"], found["transformer"]
     stored = {
         name: next((one for names, one in STORED.items() if re.fullmatch(names, name)), ()) for name in found["stored"]

@@ -25,15 +25,15 @@ from dkrr.errors import StoreError
 from dkrr.store.places import Place, place_at
 from dkrr.text import format_bytes
 
-BLOCK_BYTES = 256 * 2**10
+CHECKSUM_BLOCK_BYTES = 256 * 2**10
 """Size of a block of rows: small beside what a task reads, large beside a call for its checksum."""
-CHUNK_BYTES = 16 * 2**20
+ROW_CHUNK_BYTES = 16 * 2**20
 """Size of a chunk of rows: large enough to read fast, small beside any worker's memory."""
 MAX_CHUNK_ROWS = 2**20
-MAX_BLOCKS, MAX_BLOCK_BYTES = 2**16, 2**40
+MAX_BLOCKS, MAX_CHECKSUM_BLOCK_BYTES = 2**16, 2**40
 """Most blocks of a chunk, and bytes of one: metadata that claim more were not written by dkrr."""
 
-DTYPES = (
+STORED_DTYPES = (
     "float64",
     "float32",
     "float16",
@@ -45,18 +45,18 @@ _KEY = re.compile(r"c(\.[0-9]{1,18})+")
 
 CRC_BYTES = 4
 TAIL_BYTES = 2 * CRC_BYTES
-ENTRY_BYTES = 16
-"""Of a block in the index of a shard."""
-OVERHEAD_BYTES = TAIL_BYTES + ENTRY_BYTES + CRC_BYTES
+INDEX_ENTRY_BYTES = 16
+"""Bytes of a block in the index of a shard."""
+OVERHEAD_BYTES = TAIL_BYTES + INDEX_ENTRY_BYTES + CRC_BYTES
 """Bytes of a chunk of one block besides its numbers."""
 
 
 def layout_of_rows(shape: tuple[int, ...], dtype: Any, rows_per_chunk: int | None) -> tuple[tuple[int, ...], int]:
     """Shape of the chunks of an array of whole rows, and rows of a block (0: a chunk is one block)."""
     row_bytes = max(1, prod(shape[1:]) * np.dtype(dtype).itemsize)
-    most = max(1, min(CHUNK_BYTES // row_bytes, MAX_CHUNK_ROWS, shape[0]))
+    most = max(1, min(ROW_CHUNK_BYTES // row_bytes, MAX_CHUNK_ROWS, shape[0]))
     height = most if rows_per_chunk is None else max(1, min(rows_per_chunk, most))
-    n_blocks = -(-height // max(1, min(BLOCK_BYTES // row_bytes, height)))
+    n_blocks = -(-height // max(1, min(CHECKSUM_BLOCK_BYTES // row_bytes, height)))
     block = -(-height // n_blocks)
     return (block * n_blocks, *(max(1, s) for s in shape[1:])), 0 if n_blocks == 1 else block
 
@@ -104,12 +104,16 @@ def layout_of(found: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...], 
         numbers, dtype = (*shape, *chunks, height), found["data_type"]
     except (KeyError, TypeError, ValueError, IndexError):
         return None
-    if any(type(number) is not int or not 0 <= number < 2**62 for number in numbers) or dtype not in DTYPES:
+    if any(type(number) is not int or not 0 <= number < 2**62 for number in numbers) or dtype not in STORED_DTYPES:
         return None
     if not shape or len(shape) != len(chunks) or 0 in chunks or not 0 < height <= chunks[0] or chunks[0] % height:
         return None
     block = height * prod(chunks[1:]) * np.dtype(dtype).itemsize
-    if chunks[0] // height > MAX_BLOCKS or block > MAX_BLOCK_BYTES or metadata(shape, chunks, dtype, height) != found:
+    if (
+        chunks[0] // height > MAX_BLOCKS
+        or block > MAX_CHECKSUM_BLOCK_BYTES
+        or metadata(shape, chunks, dtype, height) != found
+    ):
         return None
     return shape, chunks, dtype, 0 if height == chunks[0] else height
 
@@ -144,12 +148,12 @@ def coordinates_of(key: str) -> tuple[int, ...] | None:
     return tuple(map(int, key.split(".")[1:])) if _KEY.fullmatch(key) else None
 
 
-NAME = "zarr.json"
-MAX_BYTES = 64 * 2**20
+METADATA_NAME = "zarr.json"
+MAX_DESCRIPTION_BYTES = 64 * 2**20
 """Largest description."""
 MAX_VALUES = 2**22
 """Most values in it, of which a small text may hold many: a vocabulary of two million words fits, with their idf."""
-MAX_DEPTH = 64
+MAX_NESTING = 64
 """Deepest nesting of values: of sums in sums of kernels, mostly."""
 
 _GROUP = {"zarr_format": 3, "node_type": "group"}
@@ -174,7 +178,7 @@ def write_group(url: str, description: dict[str, Any] | None = None) -> None:
 
 def write_json(place: Place, value: dict[str, Any]) -> None:
     """Write the metadata of a group or an array."""
-    place.write(NAME, [json.dumps(value, indent=1).encode()])
+    place.write(METADATA_NAME, [json.dumps(value, indent=1).encode()])
 
 
 def check_readable(description: dict[str, Any], what: str) -> None:
@@ -187,18 +191,18 @@ def check_readable(description: dict[str, Any], what: str) -> None:
     """
     remedy = ": of documents keep fewer terms (min_df), or hash them (n_features)"
     _check_amount(json.dumps(description, indent=1).encode(), what, remedy)
-    if _depth(description) > MAX_DEPTH:
+    if _depth(description) > MAX_NESTING:
         raise StoreError(
-            f"{what} has values that are nested more than {MAX_DEPTH} deep; expected a kernel of fewer levels"
+            f"{what} has values that are nested more than {MAX_NESTING} deep; expected a kernel of fewer levels"
         )
 
 
 def _check_amount(raw: bytes, what: str, remedy: str) -> None:
     n_values = sum(map(raw.count, (b",", b"[", b"{", b":")))  # or more: text may have these
-    if len(raw) > MAX_BYTES or n_values > MAX_VALUES:
+    if len(raw) > MAX_DESCRIPTION_BYTES or n_values > MAX_VALUES:
         raise StoreError(
-            f"{what} has {format_bytes(len(raw))} with {n_values:,} values; expected at most {format_bytes(MAX_BYTES)} "
-            f"and {MAX_VALUES:,}{remedy}"
+            f"{what} has {format_bytes(len(raw))} with {n_values:,} values; expected at most "
+            f"{format_bytes(MAX_DESCRIPTION_BYTES)} and {MAX_VALUES:,}{remedy}"
         )
 
 
@@ -236,19 +240,19 @@ def read_json(place: Place) -> dict[str, Any] | None:
     StoreError
         If it is not JSON, not an object, too large or too deep.
     """
-    raw, url = place.read(NAME, MAX_BYTES), f"{place.url}/{NAME}"
+    raw, url = place.read(METADATA_NAME, MAX_DESCRIPTION_BYTES), f"{place.url}/{METADATA_NAME}"
     if raw is None:
         return None
     _check_amount(raw, url, ": it is not a file that dkrr wrote")
     try:
         found = json.loads(raw)
-        is_deep = _depth(found) > MAX_DEPTH
+        is_deep = _depth(found) > MAX_NESTING
     except (ValueError, RecursionError) as error:
         raise _damaged(url, f"it is not JSON that dkrr wrote: {error}") from error
     if not isinstance(found, dict):
         raise _damaged(url, "it is not a JSON object")
     if is_deep:
-        raise _damaged(url, f"its values are nested more than {MAX_DEPTH} deep")
+        raise _damaged(url, f"its values are nested more than {MAX_NESTING} deep")
     return found
 
 

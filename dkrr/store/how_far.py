@@ -1,4 +1,4 @@
-"""How far a run is, by the notes in its store, and the words for it: what `dkrr.status` says is left.
+"""State of a run from the notes in its store, and its description: the remaining work that `dkrr.status` shows.
 
 A note is written when a stage begins, and once what it names is complete. So they say no more than is so when a run is
 killed: a stage that has begun may have ended, and what is kept is kept.
@@ -12,14 +12,14 @@ from typing import Any
 
 from dkrr.checks import shown
 from dkrr.errors import StoreError
-from dkrr.store.description import ASKED_NOTE, COPY, FACTOR_NOTE, SIZE, STAGE_NOTE, dict_of, fits, is_number
+from dkrr.store.description import ASKED_NOTE, COPY, FACTOR_NOTE, SIZE, STAGE_NOTE, dict_of, is_number, matches
 from dkrr.store.run_store import ASKED, BATCHES, CHECKPOINT, ENDED, FACTOR, N_BATCHES, PIVOTS, STAGE, WORK
 from dkrr.text import format_seconds, plural
 
 GRAM, SEARCH = "Gram matrix", "search"
 COPYING, ITERATING, STEPPING = "copying X", "conjugate gradient", "Newton steps"
 """Stages with special words."""
-ONCE = ("checking X", COPYING, "reading X", "preconditioner", "normal matrix", ITERATING)
+SINGLE_STAGES = ("checking X", COPYING, "reading X", "preconditioner", "normal matrix", ITERATING)
 """Stages that a run has once, or about so."""
 ARRAYS_OF = {
     "Gram matrix": r"gram",
@@ -29,12 +29,12 @@ ARRAYS_OF = {
 }
 """Last names of the arrays that a stage writes."""
 TRIANGLES = r"factor|gram|part-[0-9]+"
-"""Those of the arrays that take most of the time."""
+"""Last names of the arrays that take most of the time."""
 
 
 @dataclass(frozen=True)
 class HowFar:
-    """What the notes of a run say.
+    """State of a run, from its notes.
 
     Parameters
     ----------
@@ -57,11 +57,11 @@ class HowFar:
         StoreError
             Naming the note.
         """
-        forms = {STAGE: STAGE_NOTE, ASKED: ASKED_NOTE, FACTOR: FACTOR_NOTE, N_BATCHES: SIZE, WORK: _is_result}
-        for name, form in forms.items():
-            if not fits(self.notes.get(name), (None, form)):
+        schemas = {STAGE: STAGE_NOTE, ASKED: ASKED_NOTE, FACTOR: FACTOR_NOTE, N_BATCHES: SIZE, WORK: _is_result}
+        for name, schema in schemas.items():
+            if not matches(self.notes.get(name), (None, schema)):
                 raise StoreError(f"the run in {url} is damaged: its note {name!r} is not one that dkrr writes")
-        if not fits(self.shown, (None, dict_of(is_number))):
+        if not matches(self.shown, (None, dict_of(is_number))):
             raise StoreError(f"the run in {url} is damaged: its checkpoint shows {shown(self.shown)}")
 
     @property
@@ -71,7 +71,7 @@ class HowFar:
 
     @property
     def _stage_and_detail(self) -> tuple[str, str]:
-        """The same, and which part of it has begun."""
+        """Name of the last stage that has begun, and which part of it."""
         found = self.notes.get(STAGE)
         stage, _, detail = ("" if found is None else str(found["name"])).partition(", ")
         return stage, detail
@@ -102,7 +102,7 @@ class HowFar:
         for name, seconds in asked["planned"]:
             planned[name] = planned.get(name, 0.0) + seconds
         # With a factor for each value of alpha these stages follow each other once for each.
-        is_repeated = self.stage not in ONCE and self._n_alphas > 1
+        is_repeated = self.stage not in SINGLE_STAGES and self._n_alphas > 1
         if self.stage not in planned or is_repeated:
             return None
         rest = list(planned.values())[list(planned).index(self.stage) :]
@@ -136,7 +136,7 @@ class HowFar:
         return is_whole and (has_ended or (kind == GRAM and any(one.name == "gram" for one in arrays)))
 
     def words(self, kind: str, arrays: Sequence[Any], copy: str | None) -> str:
-        """What is left.
+        """Description of the remaining work.
 
         Parameters
         ----------
@@ -156,8 +156,8 @@ class HowFar:
             return "all batches of targets are solved, and the result is left"
         if self.result is None:
             parts += self._of_stage(arrays, copy)
-            form = f"{ARRAYS_OF.get(self.stage, '')}|{TRIANGLES}"
-            unfinished = [one for one in unfinished if re.fullmatch(form, one.name.rpartition("/")[2])]
+            pattern = f"{ARRAYS_OF.get(self.stage, '')}|{TRIANGLES}"
+            unfinished = [one for one in unfinished if re.fullmatch(pattern, one.name.rpartition("/")[2])]
         if unfinished:
             chunks = sum(one.expected - one.present for one in unfinished)
             names = ", ".join(one.name for one in unfinished[:3])
@@ -226,7 +226,7 @@ def _is_result(value: Any) -> bool:
     if not isinstance(value, dict) or not isinstance(value.get("status"), str):
         return False
     residual = value.get("residual")
-    return fits(value.get("iterations"), SIZE) and (residual is None or type(residual) is float)
+    return matches(value.get("iterations"), SIZE) and (residual is None or type(residual) is float)
 
 
 def _unfinished(arrays: Sequence[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What a run or a saved model holds: whether it is whole (`verify`), and how far a run is (`status`)."""
+"""Inspection of runs and saved models: damage (`verify`), and how far a run is (`status`)."""
 
 import re
 from dataclasses import asdict, dataclass
@@ -19,12 +19,12 @@ from dkrr.store.description import (
     SIZE,
     arrays_of_rows,
     describe_model,
-    fits,
     is_model,
     list_of,
+    matches,
     model_arrays,
 )
-from dkrr.store.format import NAME
+from dkrr.store.format import METADATA_NAME
 from dkrr.store.how_far import HowFar
 from dkrr.store.lock import who_owns
 from dkrr.store.paths import NAMES, resolved_place
@@ -40,8 +40,8 @@ SHADES = "░▒▓█"
 MAX_LINES, MAX_CELLS = 40, 84
 """Cells on a side of a map of tiles, in text and in a picture."""
 
-Pieces = list[tuple[ChunkedArray, range]]
-"""An array, or the several of a matrix that has grown, each with the rows of chunks that count."""
+ArrayRanges = list[tuple[ChunkedArray, range]]
+"""Array, or the arrays of a matrix that has grown, each with the range of the rows of chunks that count."""
 
 
 @dataclass(frozen=True)
@@ -288,19 +288,19 @@ def verify(path: str | Path) -> Verification:
     url = resolved_place(location(path, "path", "the path or URL of a run or a model", is_kept=True))
     if is_model(url):
         kind, (arrays, damage) = "model", _arrays_of_model(url)
-        complete, opened = list(arrays), {name: pieces[0][0] for name, pieces in arrays.items()}.__getitem__
+        complete, opened = list(arrays), {name: ranges[0][0] for name, ranges in arrays.items()}.__getitem__
     else:
         run = RunStore(url)
         kind, (arrays, damage) = _kind(_begun(run, path, " or a model that dkrr wrote"), of_run="run"), _arrays_of(run)
         complete, opened = _complete_arrays(run), run.open_array
-    damage += [str(error) for pieces in arrays.values() for array, _ in pieces for error in array.damaged_chunks()]
+    damage += [str(error) for ranges in arrays.values() for array, _ in ranges for error in array.damaged_chunks()]
     missing = []
     for name in complete:
         try:
             opened(name).check_complete()
         except DamagedChunkError as error:
             missing += [str(error)] if str(error) not in damage else []
-    contents = tuple(_content(name, pieces) for name, pieces in arrays.items())
+    contents = tuple(_content(name, ranges) for name, ranges in arrays.items())
     return Verification(str(path), kind, contents, tuple(dict.fromkeys(damage)), tuple(dict.fromkeys(missing)))
 
 
@@ -355,7 +355,7 @@ def _status_of_run(path: str, run: RunStore, description: dict[str, Any]) -> Run
     seen = None if saved is None or _is_of_finished_batch(saved, description["notes"]) else saved["shown"]
     far = HowFar(fingerprint or {}, description["notes"], seen)
     far.check(run.url)
-    contents = tuple(_content(name, pieces) for name, pieces in _arrays_of(run)[0].items())
+    contents = tuple(_content(name, ranges) for name, ranges in _arrays_of(run)[0].items())
     kind = "begun" if fingerprint is None else _kind(description, of_run="fit")
     is_finished = far.is_finished(kind, contents)
     return RunStatus(
@@ -381,7 +381,7 @@ def _is_of_finished_batch(saved: dict[str, Any], notes: dict[str, Any]) -> bool:
     return bool(saved["plain"].get("part")) and bool(notes.get(f"batch-{saved['plain']['part']}"))
 
 
-KEPT = re.compile("(model|held-out)-[0-9]+")
+FINAL_ARRAYS = re.compile("(model|held-out)-[0-9]+")
 """Notes of what is found and does not change any more: names of arrays."""
 SEARCH_PART = re.compile(r"kernel-[0-9]+(-[a-z]+-[0-9]+)*|optimum|fit")
 """Names of the runs in the folder of a search."""
@@ -390,7 +390,7 @@ SEARCH_PART = re.compile(r"kernel-[0-9]+(-[a-z]+-[0-9]+)*|optimum|fit")
 def _runs_of_search(run: RunStore) -> list[tuple[str, dict[str, Any]]]:
     """Names and descriptions of the runs in the folder of a search, in their order; none of anything else."""
     names = place_at(run.url).names()
-    if NAME in names:
+    if METADATA_NAME in names:
         return []
     order = {"optimum": (1,), "fit": (2,)}
     found = sorted(filter(SEARCH_PART.fullmatch, names), key=lambda name: (*order.get(name, (0,)), _natural(name)))
@@ -429,13 +429,13 @@ def tile_maps(path: str | Path, cells: int = MAX_CELLS) -> list[TileMap]:
         As `status`.
     """
     arrays, _ = _arrays_of(_run_at(path))
-    triangles = {name: pieces for name, pieces in arrays.items() if _is_triangle(name, pieces)}
+    triangles = {name: ranges for name, ranges in arrays.items() if _is_triangle(name, ranges)}
     # An array may only claim more tiles than that.
     return [_tile_map(name, p, max(1, cells)) for name, p in triangles.items() if prod(p[-1][0].grid) <= MAX_TILES]
 
 
-def _tile_map(name: str, pieces: Pieces, cells: int) -> TileMap:
-    array = pieces[-1][0]
+def _tile_map(name: str, ranges: ArrayRanges, cells: int) -> TileMap:
+    array = ranges[-1][0]
     rows, columns = array.grid
     per_tile = max(1, array.chunks[0] // array.chunks[1])
     n_rows, n_columns = min(rows, cells), min(-(-columns // per_tile), cells)
@@ -444,7 +444,7 @@ def _tile_map(name: str, pieces: Pieces, cells: int) -> TileMap:
     for i in range(rows):
         n_chunks = min((i + 1) * per_tile, columns) if array.shape[0] == array.shape[1] else columns
         expected[i * n_rows // rows] += np.bincount(cell_of[:n_chunks], minlength=n_columns)
-    for i, j in _present(pieces):
+    for i, j in _present(ranges):
         present[i * n_rows // rows, cell_of[j]] += 1
     with np.errstate(invalid="ignore"):
         return TileMap(name, int(present.sum()), int(expected.sum()), present / expected)
@@ -489,24 +489,24 @@ def _kind(description: dict[str, Any], *, of_run: str) -> str:
     return {None: of_run, "gram": "Gram matrix"}.get(what, "search")
 
 
-def _arrays_of(run: RunStore) -> tuple[dict[str, Pieces], list[str]]:
+def _arrays_of(run: RunStore) -> tuple[dict[str, ArrayRanges], list[str]]:
     """Arrays of a run, those of a matrix under its name, and what is wrong with the metadata of others."""
-    parts = {}
-    for name, pieces in ((run.description() or {}).get("matrices") or {}).items():
-        for (array, first, _), (_, stop, _) in pairwise([*pieces, (None, SIZE.stop, None)]):
-            parts[array] = name, range(first, stop)
-    arrays, damage = dict[str, Pieces](), list[str]()
+    rows_of = {}
+    for name, ranges in ((run.description() or {}).get("matrices") or {}).items():
+        for (array, first, _), (_, stop, _) in pairwise([*ranges, (None, SIZE.stop, None)]):
+            rows_of[array] = name, range(first, stop)
+    arrays, damage = dict[str, ArrayRanges](), list[str]()
     for name, found in run.arrays():
         if isinstance(found, ChunkedArray):
-            matrix, rows = parts.get(name, (name, range(found.grid[0])))
+            matrix, rows = rows_of.get(name, (name, range(found.grid[0])))
             arrays.setdefault(matrix, []).append((found, rows))
         else:
             damage.append(str(found))
-    return {name: sorted(pieces, key=lambda piece: piece[1].start) for name, pieces in arrays.items()}, damage
+    return {name: sorted(ranges, key=lambda one: one[1].start) for name, ranges in arrays.items()}, damage
 
 
-def _arrays_of_model(url: str) -> tuple[dict[str, Pieces], list[str]]:
-    arrays, damage = dict[str, Pieces](), list[str]()
+def _arrays_of_model(url: str) -> tuple[dict[str, ArrayRanges], list[str]]:
+    arrays, damage = dict[str, ArrayRanges](), list[str]()
     for name, several in model_arrays(url, describe_model(url)):
         for array in several:
             try:
@@ -518,27 +518,27 @@ def _arrays_of_model(url: str) -> tuple[dict[str, Pieces], list[str]]:
     return arrays, damage
 
 
-def _present(pieces: Pieces) -> list[tuple[int, ...]]:
+def _present(ranges: ArrayRanges) -> list[tuple[int, ...]]:
     """Positions of the existing chunks."""
-    return [c for array, rows in pieces for c in array.present() if c[0] in rows]
+    return [c for array, rows in ranges for c in array.present() if c[0] in rows]
 
 
-def _content(name: str, pieces: Pieces) -> ArrayContents:
-    array, n_present = pieces[-1][0], len(_present(pieces))
+def _content(name: str, ranges: ArrayRanges) -> ArrayContents:
+    array, n_present = ranges[-1][0], len(_present(ranges))
     grid, n_expected = array.grid, prod(array.grid)
     if _is_working(name):
         n_expected = n_present
-    elif _is_triangle(name, pieces) and array.shape[0] == array.shape[1]:
+    elif _is_triangle(name, ranges) and array.shape[0] == array.shape[1]:
         per_tile = array.chunks[0] // array.chunks[1]
         n_short = min(grid[0], grid[1] // per_tile)  # rows of tiles that end at the diagonal, and have fewer than all
         n_expected = per_tile * n_short * (n_short + 1) // 2 + (grid[0] - n_short) * grid[1]
     return ArrayContents(name, array.shape, array.dtype, n_present, n_expected, n_present * array.chunk_bytes)
 
 
-def _is_triangle(name: str, pieces: Pieces) -> bool:
+def _is_triangle(name: str, ranges: ArrayRanges) -> bool:
     """Whether an array of a run holds the tiles of a triangle: factors, Gram matrices, ΦᵀWΦ."""
     last = name.rpartition("/")[2]
-    return (last in ("factor", "gram") or last.startswith("part-")) and len(pieces[-1][0].shape) == 2
+    return (last in ("factor", "gram") or last.startswith("part-")) and len(ranges[-1][0].shape) == 2
 
 
 def _is_working(name: str) -> bool:
@@ -554,9 +554,9 @@ def _complete_arrays(run: RunStore) -> list[str]:
     names = [array.url.removeprefix(f"{run.url}/") for array in arrays]
     names += [] if saved is None else [f"{CHECKPOINT}-{saved['turn']}/{name}" for name in saved["arrays"]]
     names += [] if pivots is None else [str(pivots)]
-    kept = {name: keys for name, keys in (run.description() or {})["notes"].items() if KEPT.fullmatch(name)}
-    names += [f"{name}/{key}" for name, keys in kept.items() if fits(keys, list_of(NAMES)) for key in keys]
-    if not fits(factor, (None, FACTOR_NOTE)):
+    kept = {name: keys for name, keys in (run.description() or {})["notes"].items() if FINAL_ARRAYS.fullmatch(name)}
+    names += [f"{name}/{key}" for name, keys in kept.items() if matches(keys, list_of(NAMES)) for key in keys]
+    if not matches(factor, (None, FACTOR_NOTE)):
         raise StoreError(f"the run {run.url} is damaged: its preconditioner is described by {shown(factor)}")
     return names if factor is None else [*names, *_names_of_factor(factor)]
 

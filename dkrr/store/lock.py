@@ -1,4 +1,4 @@
-"""One owner of a store at a time: a lock in the store, with a heartbeat.
+"""Lock of a store, with a heartbeat: at most one owner at a time.
 
 The lock of a folder is a lease of filelock; that of a bucket is a document which is written only if nobody else has
 written one meanwhile (a conditional request). Both name their owner, and are refreshed every HEARTBEAT_SECONDS. The
@@ -46,7 +46,7 @@ STALE_SECONDS = 60.0
 """Seconds without a heartbeat after which a process counts as dead: several were missed."""
 SETTLE_SECONDS = 0.5
 """Time in which two clients of a server without conditional requests see each other."""
-MAX_BYTES = 16 * 2**10
+MAX_LOCK_BYTES = 16 * 2**10
 """Longest document that is read: what dkrr writes has a few hundred bytes."""
 _STARTED_WITHIN = 5.0
 """Seconds by which the start of one process may differ: the clock by which it is told may be set."""
@@ -134,12 +134,12 @@ def _name_of(uid: int) -> str:
 
 
 class Seen(NamedTuple):
-    """What a lock shows whoever wants the store."""
+    """Content of a lock, as another process reads it."""
 
     owner: Owner | None
     """Owner that it names; None if that cannot be read."""
     beat: Any
-    """What changes with each heartbeat."""
+    """Value that changes with each heartbeat."""
     is_foreign: bool = False
     """It may last longer than STALE_SECONDS without a heartbeat: another version or program wrote it."""
 
@@ -300,7 +300,7 @@ def _take(lock: "_Lease | _Document", name: str, url: str) -> None:
             is_dead = time.monotonic() > last
             if is_foreign:
                 raise _busy(url, name, owner, is_foreign=True)
-        if lock.take(beat if is_dead else None):
+        if lock.acquire(beat if is_dead else None):
             break
         if found is not None and not is_dead:
             if is_here or before not in (None, beat):
@@ -357,7 +357,7 @@ class _Lease:
             thread_local=False,
         )
 
-    def take(self, instead_of: Any) -> bool:
+    def acquire(self, instead_of: Any) -> bool:
         """Write it, unless there is one with another heartbeat; whether it was written, or nothing can be.
 
         Raises
@@ -404,7 +404,7 @@ class _Lease:
         return False
 
     def seen(self) -> Seen | None:
-        """What it shows; None if there is none."""
+        """Content of the lock; None if it does not exist."""
         try:
             status = self._path.lstat()
         except FileNotFoundError:
@@ -440,7 +440,7 @@ class _Document:
         self._bucket, self._mine, self._stop = Bucket(name), this_owner(), threading.Event()
         self._beating = threading.Thread(target=self._beat, name="dkrr-heartbeat", daemon=True)
 
-    def take(self, instead_of: Any) -> bool:
+    def acquire(self, instead_of: Any) -> bool:
         document, held = self._mine.to_bytes(), self._bucket.version(LOCK_NAME)
         if held != instead_of:
             return False
@@ -461,7 +461,7 @@ class _Document:
 
     def seen(self) -> Seen | None:
         found = self._bucket.version(LOCK_NAME)
-        return None if found is None else Seen(Owner.from_bytes(found[0][:MAX_BYTES]), found)
+        return None if found is None else Seen(Owner.from_bytes(found[0][:MAX_LOCK_BYTES]), found)
 
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_SECONDS):

@@ -15,10 +15,10 @@ from dkrr.store.places import place_at
 
 @dataclass(frozen=True)
 class TileGrid:
-    """How an n × n matrix is cut: square tiles of `tile` rows, each made of panels of `panel` columns.
+    """Partition of an n × n matrix into square tiles of `tile` rows, each made of panels of `panel` columns.
 
-    A panel (`tile` × `panel`) is what is stored, read and written as one piece; a tile is what one task
-    computes. The last tile and the last panel may be smaller.
+    A panel (`tile` × `panel`) is stored, read and written as a whole; one task computes a tile. The last tile and
+    the last panel may be smaller.
     """
 
     n: int
@@ -90,8 +90,8 @@ class TiledMatrix:
     """
 
     arrays: tuple[ChunkedArray, ...]
-    """One array, or several that each have some of the tile rows: those of a matrix that has grown. Chunks have the
-    same positions in all of them."""
+    """Arrays of the tiles: one, or for a matrix that has grown several that each have some of the tile rows. Chunks
+    have the same positions in all of them."""
     grid: TileGrid
     firsts: tuple[int, ...] = (0,)
     """First tile row that each array has; it has those up to the first one of the next."""
@@ -125,12 +125,12 @@ class TiledMatrix:
         """Uninitialised buffer that one panel fits in."""
         return np.empty(self.arrays[0].chunks, self.dtype)
 
-    def stretches(self, tiles: range) -> list[slice]:
+    def column_strips(self, tiles: range) -> list[slice]:
         """Columns of these tile columns that are read at once, one after another: those of a panel."""
         return [self.grid.columns(p) for j in tiles for p in self.grid.panels(j)]
 
-    def read_stretch(self, i: int, columns: slice, buffer: NDArray[Any]) -> tuple[NDArray[Any], int]:
-        """Read tile row `i` in the columns of a stretch; see `read_panel`."""
+    def read_strip(self, i: int, columns: slice, buffer: NDArray[Any]) -> tuple[NDArray[Any], int]:
+        """Read tile row `i` in the columns of a strip; see `read_panel`."""
         return self.read_panel(i, columns.start // self.grid.panel, buffer)
 
     def read_panel(self, i: int, p: int, buffer: NDArray[Any]) -> tuple[NDArray[Any], int]:
@@ -245,7 +245,7 @@ class MemoryMatrix:
 
     @classmethod
     def of_square(cls, square: NDArray[Any]) -> Self:
-        """One tile: a whole matrix, which is not copied."""
+        """Matrix of a single tile, which is not copied."""
         matrix = cls.__new__(cls)
         matrix.grid, matrix.dtype = TileGrid(len(square), len(square), len(square)), square.dtype
         matrix.triangles = {}
@@ -277,11 +277,11 @@ class MemoryMatrix:
         """See TiledMatrix; empty, since nothing is copied."""
         return np.empty((0, 0), self.dtype)
 
-    def stretches(self, tiles: range) -> list[slice]:
+    def column_strips(self, tiles: range) -> list[slice]:
         """See TiledMatrix; all columns at once."""
         return [slice(self.grid.rows(tiles[0]).start, self.grid.rows(tiles[-1]).stop)] if tiles else []
 
-    def read_stretch(self, i: int, columns: slice, buffer: NDArray[Any]) -> tuple[NDArray[Any], int]:  # noqa: ARG002
+    def read_strip(self, i: int, columns: slice, buffer: NDArray[Any]) -> tuple[NDArray[Any], int]:  # noqa: ARG002
         """See TiledMatrix; where it lies."""
         return self._left[i][:, columns], 0
 

@@ -195,7 +195,7 @@ _REMEDIES = {
     errno.ENODEV: _MOUNT,
     errno.ENXIO: _MOUNT,
 }
-"""What to do about what the system reports, by its number."""
+"""Remedy for an error of the system, by its number."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 AGAIN = "then run again (with the same store, which keeps what is finished)"

@@ -77,8 +77,8 @@ class Place(Protocol):
         `at_once` says that all of it is used.
         """
 
-    def write(self, name: str, parts: Sequence[Buffer]) -> None:
-        """Write a file from consecutive parts. It appears whole, or not at all: a killed writer leaves no half.
+    def write(self, name: str, buffers: Sequence[Buffer]) -> None:
+        """Write a file from consecutive buffers. It appears whole, or not at all: a killed writer leaves no half.
 
         With ``dkrr.durable`` in Dask's configuration it is on the disk when this returns.
         """
@@ -96,9 +96,9 @@ class Place(Protocol):
         """Size of a file; None if there is none."""
 
     def versions(self) -> dict[str, list[Any]]:
-        """What tells the content of each file here, also of those in folders, from another one: size, and time or tag.
+        """Version of each file here, also of those in folders: size, and time or tag, which change with its content.
 
-        Of a file its own, under an empty name; empty if nothing is here.
+        A single file has an empty name; empty if nothing is here.
         """
 
     def exists(self) -> bool:
@@ -189,10 +189,10 @@ class LocalFolder:
     def read_into(self, name: str, start: int, groups: Sequence[Sequence[Buffer]]) -> Sizes:
         try:
             with self._opened(name) as (descriptor, size):
-                for parts in groups:
-                    n = sum(map(len, parts))
+                for buffers in groups:
+                    n = sum(map(len, buffers))
                     try:
-                        read_all(descriptor, list(parts), start)
+                        read_all(descriptor, list(buffers), start)
                     except EOFError:
                         size = os.fstat(descriptor).st_size
                     yield size
@@ -206,13 +206,13 @@ class LocalFolder:
             return mmap.mmap(descriptor, size, prot=mmap.PROT_READ, flags=flags) if found == size else None
         return None
 
-    def write(self, name: str, parts: Sequence[Buffer]) -> None:
+    def write(self, name: str, buffers: Sequence[Buffer]) -> None:
         path = self._file(name)
         partial, is_durable = f"{path}.{uuid.uuid4().hex}{PARTIAL}", bool(setting("durable"))
         with faults_of(f"write {path}"):
             try:
                 with open(partial, "xb", buffering=0) as file:  # noqa: PTH123 (a hot path)
-                    _write_all(file.fileno(), [memoryview(part).cast("B") for part in parts])
+                    _write_all(file.fileno(), [memoryview(buffer).cast("B") for buffer in buffers])
                     if is_durable:
                         os.fsync(file.fileno())
                 replace_file(partial, path)
@@ -275,7 +275,7 @@ class LocalFolder:
         return replacing.moved_into_place(self.path, overwrite=overwrite, listed=listed)
 
 
-def read_all(descriptor: int, parts: list[Any], offset: int) -> None:
+def read_all(descriptor: int, buffers: list[Any], offset: int) -> None:
     """Fill buffers with consecutive bytes of a file, whose descriptor nothing else uses.
 
     Raises
@@ -284,25 +284,25 @@ def read_all(descriptor: int, parts: list[Any], offset: int) -> None:
         Where the file ends too early.
     """
     os.lseek(descriptor, offset, os.SEEK_SET)
-    while parts:
-        n = os.readv(descriptor, parts)  # at most 2 GiB
+    while buffers:
+        n = os.readv(descriptor, buffers)  # at most 2 GiB
         if n == 0:
             raise EOFError
-        while parts and n >= len(parts[0]):
-            n -= len(parts.pop(0))
+        while buffers and n >= len(buffers[0]):
+            n -= len(buffers.pop(0))
         if n:
-            parts[0] = memoryview(parts[0])[n:]
+            buffers[0] = memoryview(buffers[0])[n:]
 
 
-def _write_all(descriptor: int, parts: list[memoryview]) -> None:
-    """Write parts with one call for many: Python's buffered files take two for each block, and a fifth more time."""
-    while parts:
-        written = os.writev(descriptor, parts[:_BUFFERS])
+def _write_all(descriptor: int, buffers: list[memoryview]) -> None:
+    """Write buffers with one call for many: Python's buffered files take two for each block, and a fifth more time."""
+    while buffers:
+        written = os.writev(descriptor, buffers[:_BUFFERS])
         # A nearly full disk takes what fits, and says so at the next call.
-        while parts and written >= len(parts[0]):
-            written -= len(parts.pop(0))
+        while buffers and written >= len(buffers[0]):
+            written -= len(buffers.pop(0))
         if written:
-            parts[0] = parts[0][written:]
+            buffers[0] = buffers[0][written:]
 
 
 def refuse_links(url: str, root: str) -> None:

@@ -206,7 +206,7 @@ def moved_into_place(path: Path, *, overwrite: bool, listed: re.Pattern[str] | N
 
 @dataclass(eq=False)
 class _Aside:
-    """What is written beside a path, for the time until it is moved there."""
+    """File or folder that is written beside a path until it is moved there."""
 
     new: Path
     listed: re.Pattern[str] | None
@@ -227,7 +227,7 @@ class _Aside:
 
 
 _ASIDE: set[_Aside] = set()
-"""What this process is writing aside."""
+"""Files and folders that this process is writing aside."""
 
 
 def delete_unfinished() -> None:

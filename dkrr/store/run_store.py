@@ -19,18 +19,18 @@ from dkrr.store.description import (
     FORMAT_VERSION,
     RUN,
     check_description,
-    fits,
+    matches,
     writer_of,
 )
-from dkrr.store.format import NAME, read_group, write_group
+from dkrr.store.format import METADATA_NAME, read_group, write_group
 from dkrr.store.lock import check_owned
 from dkrr.store.matrix import TiledMatrix, TileGrid
 from dkrr.store.paths import NAMES
 from dkrr.store.places import Place, is_foreign_file, place_at, refuse_links
 from dkrr.store.replacing import STORE
 
-VERSIONS = {"dkrr": dkrr.__version__}
-"""What a run says of the program that began it."""
+RUN_VERSIONS = {"dkrr": dkrr.__version__}
+"""Versions that a run records of the program that began it."""
 PLAN, WORK, N_BATCHES, CHECKPOINT, PIVOTS = "plan", "work", "n-batches", "checkpoint", "pivots"
 """Names of notes: text of the plan; result, once the run has ended; number of batches of targets; the last complete
 checkpoint; the group of the preconditioner's pivots."""
@@ -43,7 +43,7 @@ BATCHES = "batches"
 """Group of the batches of targets that are solved, with two arrays each."""
 
 UNLIKE_OURS = (StoreError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
-"""What reading raises where a store holds something else than dkrr writes."""
+"""Errors of reading a store whose content was not written by dkrr."""
 
 _CHUNK = re.compile(r"c(\.[0-9]+)+")
 
@@ -81,7 +81,7 @@ class RunStore:
     @property
     def _facts(self) -> tuple[str, dict[str, Any]]:
         # A disk may have been unmounted: what would be made in its place is not the store of a run.
-        if self._known is None or not (place_at(self.url).is_remote or place_at(self.at(NAME)).exists()):
+        if self._known is None or not (place_at(self.url).is_remote or place_at(self.at(METADATA_NAME)).exists()):
             found = self._described()
             self._known = found["id"], found["matrices"]
         return self._known
@@ -108,10 +108,10 @@ class RunStore:
         """Create a group in the store, unless it exists."""
         check_owned()
         place = self._inner(name)
-        if NAME not in place.names():
+        if METADATA_NAME not in place.names():
             write_group(place.url)
 
-    def pieces(self, name: str, n: int) -> list[tuple[str, int, int]]:
+    def matrix_arrays(self, name: str, n: int) -> list[tuple[str, int, int]]:
         """Arrays of a matrix of `n` rows, each with its first tile row and its number of rows."""
         return self._facts[1].get(name) or [(name, 0, n)]
 
@@ -123,16 +123,16 @@ class RunStore:
         StoreError
             If a matrix of another layout exists, or it cannot be written.
         """
-        pieces = self.pieces(name, grid.n)
-        are_whole = all(a < b and b * grid.tile <= n for (_, a, n), (_, b, _) in pairwise(pieces))
-        if pieces[0][1] != 0 or pieces[-1][2] != grid.n or not are_whole:
+        listed = self.matrix_arrays(name, grid.n)
+        are_whole = all(a < b and b * grid.tile <= n for (_, a, n), (_, b, _) in pairwise(listed))
+        if listed[0][1] != 0 or listed[-1][2] != grid.n or not are_whole:
             raise StoreError(
-                f"the run {self.url} is damaged: its description has matrices={ {name: pieces} } for {grid}. Give "
+                f"the run {self.url} is damaged: its description has matrices={ {name: listed} } for {grid}. Give "
                 f"another store="
             )
         chunks = (grid.tile, grid.panel)
-        arrays = tuple(self.create_array(array, (n, n), chunks, dtype) for array, _, n in pieces)
-        return TiledMatrix(arrays, grid, tuple(first for _, first, _ in pieces))
+        arrays = tuple(self.create_array(array, (n, n), chunks, dtype) for array, _, n in listed)
+        return TiledMatrix(arrays, grid, tuple(first for _, first, _ in listed))
 
     def arrays(self, folder: str = "") -> Iterator[tuple[str, ChunkedArray | DamagedChunkError]]:
         """Names of all arrays in the store, each with the array, or with what is wrong with its metadata.
@@ -200,7 +200,7 @@ class RunStore:
         """
         if self.description() is None:
             empty: dict[str, Any] = {"fingerprint": None, "layout": {}, "rows": None, "matrices": {}, "notes": {}}
-            kind = {"kind": "run", "format": FORMAT_VERSION, "versions": VERSIONS}
+            kind = {"kind": "run", "format": FORMAT_VERSION, "versions": RUN_VERSIONS}
             self._write(kind | {"id": os.urandom(16).hex()} | empty)
 
     def claim(self, fingerprint: dict[str, Any], layout: dict[str, Any], notes: dict[str, Any] | None = None) -> None:
@@ -224,9 +224,9 @@ class RunStore:
         described = self._described()
         theirs = described["fingerprint"]
         if theirs is None:
-            self._update(versions=VERSIONS, fingerprint=fingerprint, layout=layout, rows=None, notes=notes or {})
+            self._update(versions=RUN_VERSIONS, fingerprint=fingerprint, layout=layout, rows=None, notes=notes or {})
             return
-        if described.get("versions") != VERSIONS:  # its numbers and ours may differ in the last digits
+        if described.get("versions") != RUN_VERSIONS:  # its numbers and ours may differ in the last digits
             raise WrongStoreError(
                 f"the run {self.url} can be resumed only by the version of dkrr that began it, and this is "
                 f"{dkrr.__version__}: use {writer_of(described)}, or give another store= or delete this one"
@@ -291,7 +291,7 @@ class RunStore:
             If that is not as dkrr writes it.
         """
         found: dict[str, Any] | None = self.note(CHECKPOINT)
-        if not fits(found, (None, CHECKPOINT_NOTE)):
+        if not matches(found, (None, CHECKPOINT_NOTE)):
             raise StoreError(f"the run {self.url} is damaged: its checkpoint is described by {shown(found)}")
         return found
 
@@ -332,10 +332,10 @@ class RunStore:
             if self.description() is not None:
                 place_at(self.url).delete(STORE)
             return
-        for array in {name, *(array for array, _, _ in self.pieces(name, 0))}:
+        for array in {name, *(array for array, _, _ in self.matrix_arrays(name, 0))}:
             self.place(array).delete(STORE)
         matrices = self._facts[1]
-        kept = {one: pieces for one, pieces in matrices.items() if not f"{one}/".startswith(f"{name}/")}
+        kept = {one: listed for one, listed in matrices.items() if not f"{one}/".startswith(f"{name}/")}
         if len(kept) < len(matrices):
             self._update(matrices=kept)
 
@@ -343,6 +343,6 @@ class RunStore:
 def _is_group(url: str, held: list[str]) -> bool:
     """Whether a folder without chunks is a group: damaged metadata are those of an array."""
     try:
-        return NAME not in held or read_group(url) is not None
+        return METADATA_NAME not in held or read_group(url) is not None
     except StoreError:
         return False

@@ -20,7 +20,7 @@ from dkrr.checks import BUCKETS
 from dkrr.errors import InputError, StoreError, UnreachableStoreError
 from dkrr.store.buckets import errors_of, store_below
 from dkrr.store.description import COMMAND
-from dkrr.store.format import CHUNK_BYTES, MAX_CHUNK_ROWS, read_json
+from dkrr.store.format import MAX_CHUNK_ROWS, ROW_CHUNK_BYTES, read_json
 from dkrr.store.paths import file_name, local_path, resolved_place
 from dkrr.store.places import place_at
 from dkrr.store.replacing import files_of_arrays
@@ -34,7 +34,7 @@ MAX_REQUESTS = 64
 """Most chunks that a store is asked for at once."""
 MAX_CHUNKS = 2**24
 """Most chunks of an array that are looked for in a store that is not on this machine."""
-MAX_DEPTH = 4
+MAX_GROUP_DEPTH = 4
 """Levels of groups in which arrays are looked for, for messages."""
 
 
@@ -60,7 +60,7 @@ def is_zarr_group(value: Any) -> bool:
 
 def arrays_in(group: Any) -> list[str]:
     """Paths of the arrays in a Zarr group and its groups, relative to it."""
-    return sorted(path for path, member in group.members(max_depth=MAX_DEPTH) if isinstance(member, zarr.Array))
+    return sorted(path for path, member in group.members(max_depth=MAX_GROUP_DEPTH) if isinstance(member, zarr.Array))
 
 
 def arrays_at(url: str) -> list[str] | None:
@@ -262,7 +262,7 @@ def create_array(
     dtype : dtype
         object for text.
     rows_per_chunk : int, optional
-        Chunks hold whole rows, of at most CHUNK_BYTES; default: as many as that.
+        Chunks hold whole rows, of at most ROW_CHUNK_BYTES; default: as many as that.
     description : dict, optional
         What it holds, for its attributes.
     """
@@ -284,8 +284,8 @@ def create_array(
 
 
 def chunk_rows(shape: tuple[int, ...], dtype: Any) -> int:
-    """Rows of a chunk of about CHUNK_BYTES."""
+    """Rows of a chunk of about ROW_CHUNK_BYTES."""
     row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * np.dtype(dtype).itemsize
     if np.dtype(dtype).kind == "O":
         row_bytes *= TEXT_ITEMS
-    return int(max(1, min(CHUNK_BYTES // max(row_bytes, 1), MAX_CHUNK_ROWS)))
+    return int(max(1, min(ROW_CHUNK_BYTES // max(row_bytes, 1), MAX_CHUNK_ROWS)))

@@ -99,7 +99,7 @@ def test_a_run_resumes_from_whatever_exists(tmp_path_factory, data, cut, dtype):
     steps = {s.key: s for s in tile_steps(grid.n_tiles, columns_per_task)}
     existing = [(i, p) for i, j in grid.lower() for p in grid.panels(j)]
     chunks = data.draw(st.just(set(existing)) | st.sets(st.sampled_from(existing)))
-    between = [(s.part, s.i, s.j) for s in steps.values() if not s.is_last]
+    between = [(s.update, s.i, s.j) for s in steps.values() if not s.is_last]
     sums = data.draw(st.sets(st.sampled_from(between), max_size=4)) if between else ()
     folder = tmp_path_factory.mktemp("c")
     system = factored(folder, grid, columns_per_task=columns_per_task, dtype=dtype).system
@@ -110,7 +110,7 @@ def test_a_run_resumes_from_whatever_exists(tmp_path_factory, data, cut, dtype):
     missing = {(i, grid.tile_of(p)) for i, p in chunks}
 
     def is_needed(step):
-        tile, parts_left = (step.i, step.j), system.partial[step.part :]
+        tile, parts_left = (step.i, step.j), system.partial[step.update :]
         return tile in missing and (step.is_last or all(tile not in sums.complete_tiles() for sums in parts_left))
 
     tasks = cholesky_tasks(system)

@@ -11,7 +11,7 @@ import scipy.linalg
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
-from dkrr.linalg.conjugate_gradient import WINDOW, Iteration, cycles_in_low_precision, ritz_values
+from dkrr.linalg.conjugate_gradient import STALL_ITERATIONS, Iteration, cycles_in_low_precision, ritz_values
 from dkrr.linalg.iteration_state import State
 from dkrr.linalg.preconditioners import Diagonal, Identity, LowRank, Preconditioner
 from dkrr.linalg.products import column_sizes
@@ -263,7 +263,7 @@ def test_float32_whose_rounding_is_larger_than_the_shift_costs_few_iterations():
     found, alone = (solve(A, shift, B, tol=1e-6, max_iter=3000, mixed=mixed).run() for mixed in (True, False))
     assert found.status is alone.status is Status.CONVERGED
     assert "continuing in float64" in found.messages[0]
-    assert found.iterations <= 2 * alone.iterations + 10 * WINDOW
+    assert found.iterations <= 2 * alone.iterations + 10 * STALL_ITERATIONS
     with pytest.raises(NotFiniteError):
         solve(Changed(A, change=lambda _, p: np.nan * p, precision="float64"), shift, B, mixed=True).run()
 
@@ -300,7 +300,7 @@ def test_a_preconditioner_grows_where_convergence_is_slow(mixed):
     by = Growing(np.linalg.inv(A), needed=2)
     found = solve(A, np.zeros((1, 1)), B, by, max_iter=5000, mixed=mixed).run()
     assert found.status is Status.CONVERGED
-    assert by.growths >= 2 and found.rank == by.rank and found.iterations >= 2 * WINDOW
+    assert by.growths >= 2 and found.rank == by.rank and found.iterations >= 2 * STALL_ITERATIONS
     slow = [m for m in found.messages if m.startswith("slow convergence (relative residual")]
     assert "rank grows from 10 to 20" in slow[0] and "rank grows from 20 to 30" in slow[1]
     by = Growing(np.linalg.inv(A), needed=99, most=3, useless=True)  # growth brings nothing, and it continues

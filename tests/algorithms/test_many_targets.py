@@ -93,7 +93,7 @@ def batched(monkeypatch):
         "planning.target_batches.WHOLE_BYTES": 0,
         "planning.target_batches.MIN_BATCH": WIDTH,
         "planning.target_batches.BATCH_FRACTION": 0.0,
-        "data.open.HELD_BYTES": 0,
+        "data.open.MAX_HELD_TARGET_BYTES": 0,
         "data.open.COPIED_BYTES": 400,
     }.items():
         monkeypatch.setattr(f"dkrr.{name}", value)

@@ -48,7 +48,7 @@ def test_centres_that_repeat_others_are_left_out(kernel, centres, ranks):
 @pytest.mark.parametrize("kernel", [RBF(gamma=0.4), 2 * Laplacian(gamma=1.0) + Linear()], ids=str)
 def test_nystroem_features_do_not_depend_on_ranges_containers_and_strips(kernel, monkeypatch):
     monkeypatch.setattr(nystroem, "STRIP_COLUMNS", 5)
-    monkeypatch.setattr(nystroem, "STRIP_ENTRIES", 70)
+    monkeypatch.setattr(nystroem, "GRAM_STRIP_ENTRIES", 70)
     X, C = np.where(random(23, 4) > 0, random(23, 4), 0.0), random(17, 4, seed=3)
     phi, of_sparse = whitened(kernel, C), whitened(kernel, sp.csr_array(C))
     whole = phi.transform(X)

@@ -14,6 +14,7 @@ from dkrr.data import MemoryRows, as_rows, write_rows
 from dkrr.kernels.maps import IdentityMap, PolynomialMap
 from dkrr.linalg import passes
 from dkrr.linalg.likelihood import Bernoulli, Softmax
+from dkrr.linalg.likelihood_passes import LikelihoodPass, likelihood_pass
 from dkrr.linalg.normal import (
     normal_moments,
     normal_part,
@@ -24,7 +25,7 @@ from dkrr.linalg.normal import (
     weighted_squares,
     weighted_sums,
 )
-from dkrr.linalg.passes import Design, LikelihoodPass, Segment, likelihood_pass
+from dkrr.linalg.passes import Design, Segment
 from dkrr.linalg.sources import FormedTiles
 from dkrr.store import TileGrid
 from tests import systems
@@ -78,9 +79,9 @@ def test_sums_of_least_squares_are_those_of_single_samples(
     for callers in (V, coef, case.y, case.X):
         callers.flags.writeable = False
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passes, "STRIP_ROWS", strip)
-        patch.setattr(passes, "STRIP_BYTES", 0)
-        patch.setattr(passes, "BLOCK_ENTRIES", entries)
+        patch.setattr(passes, "MIN_STRIP_ROWS", strip)
+        patch.setattr(passes, "FEATURE_STRIP_BYTES", 0)
+        patch.setattr(passes, "SPARSE_BLOCK_ENTRIES", entries)
         blocks = [block for _, block in case.segment.blocks(Meter())]
         assert not sparse or all(block.nnz <= entries or block.shape[0] == 1 for block in blocks)
         assert_allclose(normal_product(meter, *common, V), matrix @ V, **TOLERANCE)
@@ -120,8 +121,8 @@ def test_sums_of_least_squares_are_those_of_single_samples(
 
 @pytest.mark.parametrize(("strip", "block"), [(1, 5), (4, 1), (4, 8), (50, 50)])
 def test_residuals_are_written_in_chunks_that_strips_do_not_begin_or_end_with(tmp_path, monkeypatch, strip, block):
-    monkeypatch.setattr(passes, "STRIP_ROWS", strip)
-    monkeypatch.setattr(passes, "STRIP_BYTES", 0)
+    monkeypatch.setattr(passes, "MIN_STRIP_ROWS", strip)
+    monkeypatch.setattr(passes, "FEATURE_STRIP_BYTES", 0)
     case, by_rows = Case("polynomial", False, True, folder=tmp_path), TileGrid(N, block, block)
     coef, found, middle = random(case.p, 3), systems.empty_vectors(tmp_path, by_rows, 2), N // 2 // block * block
     for a, b in ((0, middle), (middle, N)) if middle else [(0, N)]:

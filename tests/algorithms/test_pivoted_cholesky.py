@@ -13,12 +13,12 @@ from dkrr.cluster import resident
 from dkrr.data import MemoryRows
 from dkrr.kernels import RBF, Linear
 from dkrr.linalg import factor_rows, pivoted_cholesky
+from dkrr.linalg.column_sources import GramColumns
 from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.fold_preconditioner import FoldLowRank, shared
 from dkrr.linalg.pivoted_cholesky import MIN_BLOCK, LostRowsError, choose_pivots, expected_iterations, next_eigenvalue
-from dkrr.linalg.preconditioners import GROWTH, LOW_PRECISION_RATIO, MAX_GROWTHS, LowRank, mean_left
-from dkrr.linalg.products import TrainingSetOperator, TrainingSets
-from dkrr.linalg.sources import GramColumns
+from dkrr.linalg.preconditioners import GROWTH, LOW_PRECISION_RATIO, MAX_GROWTHS, LowRank, mean_residual_eigenvalue
+from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets
 from tests import systems
 from tests.oracles import assert_close, naive_partial_cholesky
 from tests.systems import MatrixOperator, partial_factor, positive_definite, random, rows_of
@@ -40,7 +40,7 @@ def check(found, A, accuracy=1e-10):
     assert_allclose(F, naive_partial_cholesky(A, found.index), atol=accuracy * np.sqrt(size))
     left = A - F @ F.T
     assert_allclose(left[:, found.index], 0.0, atol=accuracy * size)
-    assert_allclose(found.left, left.diagonal(), atol=accuracy * size)
+    assert_allclose(found.residual_diagonal, left.diagonal(), atol=accuracy * size)
     importance = np.ones(len(A)) if found.importance is None else found.importance
     assert found.traces[-1][0] == found.rank
     trace = found.traces[-1][1] * found.trace_unit
@@ -68,7 +68,7 @@ def test_a_factor_grown_in_rounds_is_that_of_its_pivots(n, ranks, slots, strip, 
     importance = np.random.default_rng(seed).uniform(0.5, 2.0, n) if weighted else None
     found = partial_factor(A, 0, slots, importance=importance, seed=seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(factor_rows, "STRIP_ENTRIES", strip)
+        patch.setattr(factor_rows, "FACTOR_STRIP_ENTRIES", strip)
         for rank in np.maximum.accumulate(ranks):
             found.grow(rank)
             assert found.rank == min(rank, n)
@@ -93,7 +93,12 @@ def test_a_factor_stops_at_its_capacity_or_where_it_is_enough():
 @both_dtypes
 def test_products_in_float32_take_vectors_outside_its_range(monkeypatch, dtype):
     """Of a factor that is stored so, in strips; sums of few rows each are added in float64."""
-    for name, value in (("LOW_STRIP_ENTRIES", 64), ("STRIP_ENTRIES", 64), ("GRAM_ROWS", 16), ("GRAM_COLUMNS", 3)):
+    for name, value in (
+        ("FLOAT32_STRIP_ENTRIES", 64),
+        ("FACTOR_STRIP_ENTRIES", 64),
+        ("GRAM_ROWS", 16),
+        ("GRAM_COLUMNS", 3),
+    ):
         monkeypatch.setattr(factor_rows, name, value)
     A, v = positive_definite(150), np.random.default_rng(7).random(150)
     found = partial_factor(A, 8, dtype=dtype)
@@ -115,7 +120,7 @@ def test_products_in_float32_take_vectors_outside_its_range(monkeypatch, dtype):
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0])
 def test_columns_may_be_added_in_float32_from_the_first_or_the_last_on(monkeypatch, fraction):
-    monkeypatch.setattr(pivoted_cholesky, "LOW_PRECISION_LEFT", fraction)
+    monkeypatch.setattr(pivoted_cholesky, "FLOAT32_TRACE_FRACTION", fraction)
     A = positive_definite(150)
     check(partial_factor(A, 40, dtype=np.float32), A, 1e-5)
 
@@ -216,7 +221,7 @@ def test_a_factor_is_restored_from_its_pivots(dtype, weighted):
     first, second = (of_kernel(RBF(gamma=0.4), X, rank, slots=3 - bool(rank), **settings) for rank in (15, 0))
     second.restore(first.index)
     assert_array_equal(second.index, first.index)
-    assert not second.left[second.index].any()
+    assert not second.residual_diagonal[second.index].any()
     assert_allclose(rows_of(second), rows_of(first), atol=1e-9 if dtype == np.float64 else 1e-4)
     assert second.traces[-1] == (15, pytest.approx(first.traces[-1][1], rel=1e-6 if dtype == np.float64 else 1e-2))
     second.grow(25)
@@ -361,9 +366,11 @@ def test_the_next_eigenvalue_and_the_mean_are_what_a_factor_leaves():
     assert next_eigenvalue(traces((0, 10.0), (4, 2.0), (6, 1.5))) == 0.25
     assert next_eigenvalue(traces((0, 10.0), (4, 2.0), (4, 2.0))) == 0.0
     assert next_eigenvalue(traces((0, 10.0), (4, 2.0), (5, 2.5))) == 0.0, "rounding is not an eigenvalue"
-    assert mean_left(np.array([0.0, 2.0, 0.0, 3.0]), 2) == 2.5
-    assert mean_left(np.full(3, 1e308), 1) == pytest.approx(1.5e308), "although the sum of the diagonal overflows"
-    assert mean_left(np.zeros(3), 3) == 0.0
+    assert mean_residual_eigenvalue(np.array([0.0, 2.0, 0.0, 3.0]), 2) == 2.5
+    assert mean_residual_eigenvalue(np.full(3, 1e308), 1) == pytest.approx(1.5e308), (
+        "although the sum of the diagonal overflows"
+    )
+    assert mean_residual_eigenvalue(np.zeros(3), 3) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -394,7 +401,7 @@ def test_the_first_pivots_of_a_set_suffice_for_large_shifts():
     A, shift, c = positive_definite(41), np.array([1e-3, 1e2, 1e4]), SETS.scales[:, 0]
     factor, R = partial_factor(A, 35), random(41, 3) * c[:, None]
     found = FoldLowRank(factor, TrainingSets(SETS.scales, np.zeros(3, int)), shift).apply(R, np.arange(3))
-    t = np.maximum(shift, (c**2 * factor.left).sum() / (41 - np.count_nonzero(c[factor.index])))
+    t = np.maximum(shift, (c**2 * factor.residual_diagonal).sum() / (41 - np.count_nonzero(c[factor.index])))
 
     def of_rank(rank, j):
         pivots = factor.index[:rank][c[factor.index[:rank]] > 0]

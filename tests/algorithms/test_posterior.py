@@ -263,6 +263,15 @@ def test_residuals_and_intervals_are_those_of_models_without_the_row_or_the_fold
     assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
 
 
+def test_intervals_by_tiles_of_a_large_alpha(data):
+    weights = 1e20 * data.weights
+    intervals = [
+        KernelRidge(1e20, kernel="rbf", tile=tile).fit(data.X, data.y, sample_weight=weights).predict_interval(data.X)
+        for tile in (None, 48)
+    ]
+    assert_close(intervals[1], intervals[0], 1e-9)
+
+
 @pytest.mark.parametrize("number", range(2))
 @pytest.mark.parametrize("of_class", ["heavy", "leverage", "weights", "columns", "lambda", "duplicates"])
 def test_answers_that_float64_strains_are_right_in_160_digits_or_come_with_a_warning(of_class, number):
@@ -434,9 +443,9 @@ def test_bounds_hold_with_any_solution_and_any_factor(factor, error, weighted):
     r, bounds = k - A @ x, bounds_of(K, scale, rank, damage=damage)
     found, true = bounds.of(k, x, r), (k * exact).sum(axis=0)
     assert (found.low <= true).all() and (true <= found.high).all()
-    assert ((r * np.linalg.solve(A, r)).sum(axis=0) <= found.left).all()
+    assert ((r * np.linalg.solve(A, r)).sum(axis=0) <= found.residual_energy).all()
     # Never worse than without a factor.
-    assert (found.left <= (r**2).sum(axis=0) / SHIFT * (1 + 1e-6) + 1e-9).all()
+    assert (found.residual_energy <= (r**2).sum(axis=0) / SHIFT * (1 + 1e-6) + 1e-9).all()
     c = np.ones((N, 1)) if scale is None else scale[:, None]
     v = np.linalg.solve(A, c)
     y = v + 1e-3 * error * np.random.default_rng(8).normal(size=v.shape)
@@ -453,9 +462,9 @@ def test_the_bound_is_that_of_the_preconditioner_and_nearer_for_it():
     bounds, r = bounds_of(K, scale, 30, dtype=np.float64), k - A @ x
     S = partial_factor(K, 30, dtype=np.float64).index
     low = K[:, S] @ np.linalg.solve(K[np.ix_(S, S)], K[S])
-    M, found = scale[:, None] * low * scale + SHIFT * np.eye(N), bounds.of(k, x, r).left
+    M, found = scale[:, None] * low * scale + SHIFT * np.eye(N), bounds.of(k, x, r).residual_energy
     assert_allclose(found, (r * np.linalg.solve(M, r)).sum(axis=0), rtol=1e-6)
-    assert (found < 0.5 * bounds_of(K, scale, 0).of(k, x, r).left).all()
+    assert (found < 0.5 * bounds_of(K, scale, 0).of(k, x, r).residual_energy).all()
 
 
 def test_what_rounding_hides_and_negative_variances_are_refused():

@@ -16,10 +16,11 @@ from dkrr.errors import StoreError
 from dkrr.kernels import RBF, Linear, Polynomial
 from dkrr.kernels.maps import IdentityMap
 from dkrr.linalg import products, sources
+from dkrr.linalg.column_sources import GramColumns, MatrixColumns
 from dkrr.linalg.normal import NormalOperator
 from dkrr.linalg.passes import Design, Segment
-from dkrr.linalg.products import GROUPS_PER_PLACE, LastProduct, ResidentRows, TiledOperator, TileGroup, tile_work
-from dkrr.linalg.sources import FormedTiles, GramColumns, GramTiles, MatrixColumns, MatrixTiles
+from dkrr.linalg.products import GROUPS_PER_PLACE, LastProduct, TiledOperator, TileGroup, tile_work
+from dkrr.linalg.sources import FormedTiles, GramTiles, MatrixTiles, ResidentRows
 from dkrr.planning.problem import Problem
 from dkrr.store import TileGrid
 from tests import systems
@@ -67,16 +68,14 @@ def test_what_is_kept_does_not_change_a_product(grid, m, slots, kept, keeps, pre
     assert tiled.run not in resident._runs
 
 
-def test_passes_and_records_are_counted():
-    passes = []
-    tiled = operator(MatrixTiles(RowsElsewhere(positive_definite(47))), RAGGED, on_pass=lambda: passes.append(1))
+def test_records_are_of_all_passes():
+    tiled = operator(MatrixTiles(RowsElsewhere(positive_definite(47))), RAGGED)
     segments = tuple(Segment(RowsElsewhere(random(47, 3)), a, a + 10, 4, np.ones((47, 1))) for a in (0, 10))
-    normal = NormalOperator(Design(IdentityMap()), segments, SerialExecutor(), 3, on_pass=lambda: passes.append(1))
+    normal = NormalOperator(Design(IdentityMap()), segments, SerialExecutor(), 3)
     for one, n_tasks, n_bytes in ((tiled, GROUPS_PER_PLACE, 8 * (47 * 47 + 3 * 144 + 121) / 2), (normal, 2, 8 * 60)):
         one.multiply(np.ones((one.n, 1)))
         one.multiply(np.ones((one.n, 1)))
         assert (len(one.record.tasks), one.record.bytes_read) == (2 * n_tasks, 2 * n_bytes)
-    assert len(passes) == 4
 
 
 @pytest.mark.parametrize("kept", [0, 6])
@@ -102,13 +101,13 @@ def test_sums_of_products_in_float32_are_in_float64():
 @pytest.fixture
 def formed(monkeypatch):
     """Lower tiles that were formed: first row, first column, precision."""
-    tiles, pieces = [], MatrixTiles.pieces
+    tiles, pieces = [], MatrixTiles.strips
 
     def noted(self, meter, rows, columns, dtype):
         tiles.append((rows.start, columns.start, np.dtype(dtype).name))
         return pieces(self, meter, rows, columns, dtype)
 
-    monkeypatch.setattr(MatrixTiles, "pieces", noted)
+    monkeypatch.setattr(MatrixTiles, "strips", noted)
     return tiles
 
 
@@ -254,15 +253,15 @@ def test_tiles_whole_and_in_pieces_are_the_matrix(tmp_path_factory, kind, dtype,
     source, expected = make_source(kind, tmp_path_factory.mktemp("s"), grid, scaled)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "KERNEL_BLOCK", block)
-        patch.setattr("dkrr.data.rows.PART_ENTRIES", part)
-        patch.setattr(sources, "PIECE_ROWS", piece[0])
-        patch.setattr(sources, "PIECE_COLUMNS", piece[1])
+        patch.setattr("dkrr.data.rows.SPARSE_STRIP_ENTRIES", part)
+        patch.setattr(sources, "LARGE_STRIP_ROWS", piece[0])
+        patch.setattr(sources, "LARGE_STRIP_COLUMNS", piece[1])
         for i, j in grid.lower():
             tile = np.full((grid.height(i), grid.height(j)), np.nan, dtype)
             source.fill(Meter(), tile, grid.rows(i), grid.rows(j))
             lower = np.tri(*tile.shape, dtype=bool) | (i != j)
             assert_allclose(tile[lower], expected[grid.rows(i), grid.rows(j)][lower], **WITHIN[dtype])
-        pieces = (p for i, j in grid.lower() for p in source.pieces(Meter(), grid.rows(i), grid.rows(j), dtype))
+        pieces = (p for i, j in grid.lower() for p in source.strips(Meter(), grid.rows(i), grid.rows(j), dtype))
         assert_allclose(assembled(pieces, grid.n), expected, **WITHIN[dtype])
 
 
@@ -276,11 +275,11 @@ def test_columns_are_those_of_the_matrix(tmp_path, kind):
     if kind == "float32 matrix":
         A = A.astype("float32").astype(float)
         source = MatrixColumns(MemoryRows(A.astype("float32")))
-    taken = source.take(index)
+    taken = source.select_columns(index)
     for found, expected in (
         (source.diagonal(slice(3, 9)), A.diagonal()[3:9]),
         *((source.block(rows, taken), A[rows][:, index]) for rows in (slice(0, n), slice(7, 8), slice(20, n))),
-        (source.among(taken, source.take(np.array(other))), A[np.ix_(index, other)]),
+        (source.among(taken, source.select_columns(np.array(other))), A[np.ix_(index, other)]),
         (source.block(slice(0, n), taken[[2, 0]]), A[:, [22, 5]]),  # by position, which is how pivots are accepted
     ):
         assert found.dtype == np.float64
@@ -316,9 +315,9 @@ def test_memory_of_uneven_sparse_rows_is_that_of_parts(tmp_path):
     light, heavy = (sp.random_array((n, 40_000), density=p, format="csr", rng=1) for n, p in ((100, 5e-4), (200, 0.2)))
     X = sp.csr_array(sp.vstack([light, heavy]))
     rows, all_rows = write_rows(MemoryRows(X), place(tmp_path / "rows")), slice(0, 300)
-    kernel, parts, expected = RBF(gamma=1e-4), rows.parts(all_rows), RBF(gamma=1e-4)(X)
+    kernel, parts, expected = RBF(gamma=1e-4), rows.row_ranges(all_rows), RBF(gamma=1e-4)(X)
     assert len(parts) > 4 and [p.start for p in parts[1:]] == [p.stop for p in parts[:-1]]
-    row_bytes = Problem.of_rows(rows, kernel, n_targets=1).bytes_of_part(300)
+    row_bytes = Problem.of_rows(rows, kernel, n_targets=1).row_bytes_in_strips(300)
     workspace = sources.gram_workspace_bytes(kernel, 300, row_bytes, 40_000, row_bytes)
     product = 2 * 300 * row_bytes + kernel.pieces_bytes(300, 300, 40_000, row_bytes)
     assert 300 * row_bytes < rows.n_bytes / 2
@@ -326,7 +325,7 @@ def test_memory_of_uneven_sparse_rows_is_that_of_parts(tmp_path):
     tile, joined, taken = np.empty((300, 300)), np.zeros((300, 300)), X[[3, 250, 251]]
 
     def form_pieces():
-        for r, c, piece in source.pieces(Meter(), all_rows, all_rows, "f8"):
+        for r, c, piece in source.strips(Meter(), all_rows, all_rows, "f8"):
             joined[r, c] = piece
 
     assert systems.traced_peak(lambda: source.fill(Meter(), tile, all_rows, all_rows)) <= workspace

@@ -1,7 +1,9 @@
-"""Data near the ends of float64, rows far from 0, singular matrices: right, or not called a success.
+"""Data near the ends of float64, rows far from 0, singular matrices: right, or refused, or not called a success.
 
 With a free intercept a linear kernel takes an origin near rows that are far from 0, and keeps all digits.
 """
+
+import re
 
 import dask.array as da
 import numpy as np
@@ -10,11 +12,11 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 
 import dkrr
-from dkrr import KernelLogisticRegression, KernelRidge
+from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
 from dkrr.errors import InputError, NotFiniteError, NotPositiveDefiniteError
 from dkrr.features import feature_map
 from dkrr.kernels import RBF, CallableKernel, Columns, Laplacian, Linear, Polynomial
-from dkrr.kernels.centring import CentredLinear, origins_near, with_origins
+from dkrr.kernels.centring import CentredLinear, linear_scales, origin_near, with_origin
 from dkrr.kernels.descriptions import kernel_from_dict
 from dkrr.kernels.kernel_features import arrays_of
 from dkrr.solvers import ConjugateGradient, RPCholesky, Status
@@ -37,36 +39,50 @@ def sample(n=30, d=3):
 
 @every_place
 @every_form
-def test_targets_of_any_size_have_all_their_digits(place, form):
+def test_targets_of_every_size_that_is_taken_have_all_their_digits(place, form):
     X, y = sample()
     exact = precise.ridge(Linear(), X, y, 0.5, fit_intercept=place != "tiles")
     # Powers of two, which the oracle's answer for y only has to be multiplied by.
-    powers = np.array([-1040, -540, -532, 0, 515, 665, 1020])
+    powers = np.array([-397, -150, 0, 150, 397])
     model = KernelRidge(0.5, form=form, fit_intercept=place != "tiles", **PLACES[place])
     result = model.fit(X, np.ldexp(y[:, None], powers)).solve_result_
     assert result.status in SUCCESS and 0.0 < result.residual < 1e-12
-    tolerance = np.where(powers > -1000, 1e-12, 1e-8)  # what is denormal has fewer digits
     for found, expected in (
         (model.dual_coef_, exact.dual_coef),
         (model.predict(X), exact.fitted),
         (model.rkhs_norm_, exact.norm),
     ):
         errors = np.abs(np.ldexp(found, -powers) - expected)
-        assert (errors <= tolerance * max(np.abs(exact.fitted).max(), 1.0)).all()
+        assert (errors <= 1e-12 * max(np.abs(exact.fitted).max(), 1.0)).all()
 
 
-@every_place
-@every_form
-def test_the_mean_of_huge_targets_and_answers_larger_than_float64(place, form):
+@pytest.mark.parametrize("size", [5e-324, 3e-200, 1e-121, 1e121, 2e200, -1.7e308])
+def test_targets_whose_squares_leave_float64_are_refused_and_what_to_do_is_said(tmp_path, size):
     X, y = sample()
-    model, huge = KernelRidge(1.0, form=form, fit_intercept=True, **PLACES[place]), np.full(30, 1e308)
-    assert model.fit(X, huge).solve_result_.status in SUCCESS
-    assert_allclose(model.predict(X), huge, rtol=1e-13)
-    huge[::2] *= -1  # whose differences are larger than float64 holds
-    exact = precise.ridge(Linear(), X, huge, 1.0, fit_intercept=True)
-    assert_allclose(model.fit(X, huge).predict(X) / 1e308, exact.fitted[:, 0] / 1e308, rtol=0, atol=1e-12)
-    with pytest.raises(NotFiniteError, match="coef_ of target 1 .* is not finite"):
-        KernelRidge(1e-4, form=form, **PLACES[place]).fit(X, np.column_stack([y, y * 1e306]))
+    y /= np.abs(y).max()
+    np.save(tmp_path / "y.npy", y * size)
+    message = r"the largest \|y\| is .*; expected 0, or a number from 1e-120 to 1e\+120.*: divide y by ([^ ]*) \("
+    for question in (
+        lambda: KernelRidge(store=tmp_path / "run.zarr").fit(X, y * size),
+        lambda: KernelRidge().fit(X, tmp_path / "y.npy"),
+        lambda: KernelRidge().fit(X, da.from_array(y * size)),
+        lambda: KernelRidgeCV([0.1, 1.0], store=tmp_path / "search").fit(X, y * size),
+        lambda: dkrr.plan(X, y * size),
+    ):
+        with pytest.raises(InputError, match=message) as caught:
+            question()
+        divisor = float(re.search(message, str(caught.value))[1])
+        assert 0 < divisor < np.inf and KernelRidge().fit(X, y * size / divisor).solve_result_.status in SUCCESS
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["y.npy"], "before any work"
+    message = r"of target 1 \(counted from 0\) is .* divide this column of y by"
+    with pytest.raises(InputError, match=message):
+        KernelRidge().fit(X, np.column_stack([np.zeros(30), y * size]))
+
+
+def test_solutions_larger_than_float64_are_not_called_a_success():
+    X, y = sample()
+    with pytest.raises(NotFiniteError, match="dual_coef_ of target 1 .* is not finite"):
+        KernelRidge(1e-195, form="dual").fit(X * 1e-120, np.column_stack([y, y * 1e119]))
 
 
 @pytest.mark.parametrize("power", [-460, 67, 460])
@@ -91,8 +107,8 @@ def test_small_rows_have_the_predictions_and_probabilities_of_others(place):
     assert_allclose(classes.predict_proba(X * 1e-20)[:, 1], probabilities, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize(("way", "power"), list(zip(METHODS, [-1000, 660, -660, 1000], strict=True)))
-def test_weights_of_any_size(way, power):
+@pytest.mark.parametrize(("way", "power"), list(zip(METHODS, [-98, 98, -98, 98], strict=True)))
+def test_weights_of_every_size_that_is_taken(way, power):
     X, y = sample()
     weights = np.random.default_rng(1).uniform(0.5, 2.0, len(y))
     exact = precise.logistic(Linear(), X, y > 0, 0.5, sample_weight=weights, fit_intercept=True)
@@ -102,6 +118,36 @@ def test_weights_of_any_size(way, power):
     assert_allclose(model.decision_function(X), scores, rtol=0, atol=1e-7)
     least = weights @ np.logaddexp(0.0, np.where(y > 0, -scores, scores)) + 0.5 * exact.norm[0] ** 2
     assert_allclose(np.ldexp(result.steps[-1].objective, -power), least, rtol=1e-9)
+    ridge = precise.ridge(Linear(), X, y, 0.5, sample_weight=weights, fit_intercept=True)
+    model = KernelRidge(np.ldexp(0.5, power), form=way[0], solver=way[1], fit_intercept=True, tol=1e-12)
+    assert model.fit(X, y, sample_weight=np.ldexp(weights, power)).solve_result_.status in SUCCESS
+    assert_allclose(model.predict(X), ridge.fitted[:, 0], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "factor"), [(1e-32, 1.0, "1e-16"), (1e20, 1e40, r"1e\+30"), (5e-324, 5e-324, "1e-300")]
+)
+def test_weights_out_of_range_are_refused_and_what_to_do_is_said(least, most, factor):
+    X, y = sample()
+    weights = np.full(30, least)
+    weights[3], weights[4] = most, 0.0
+    message = f"in row . expected 0, or a number from 1e-30 to 1e.30: divide all weights and every alpha by {factor}, "
+    for model in (KernelRidge(), KernelRidgeCV([0.1, 1.0]), KernelLogisticRegression()):
+        with pytest.raises(InputError, match=message.replace("row .", "row .;")):
+            model.fit(X, y > 0, sample_weight=weights)
+    with pytest.raises(InputError, match=f"sample_weight is .* {message.replace('row .', 'row .;')}"):
+        dkrr.plan(X, y, sample_weight=weights)
+
+
+def test_weights_too_far_apart_for_one_factor_and_those_of_classes():
+    X, y = sample()
+    weights = np.ones(30)
+    weights[7] = 1e-65
+    with pytest.raises(InputError, match="is 1e-65 in row 7; .*: bring the weights nearer to each other; .* weight 0"):
+        KernelRidge().fit(X, y, sample_weight=weights)
+    for kind in (KernelLogisticRegression, KernelLogisticRegressionCV):
+        with pytest.raises(InputError, match=r"sample_weight times class_weight is 1e\+31 in row .* alpha by 1e\+20"):
+            kind(class_weight={False: 1e31, True: 1e10}).fit(X, y > 0)
 
 
 @pytest.mark.parametrize(("way", "n_classes"), list(zip(METHODS, [2, 3, 3, 2], strict=True)))
@@ -112,7 +158,7 @@ def test_features_whose_squares_overflow_are_refused(way, n_classes):
         KernelLogisticRegression(0.1, form=way[0], solver=way[1], fit_intercept=n_classes == 3).fit(X * 1e160, labels)
 
 
-@every_pair(place=["memory", "tiles"], value=[0.1, 1e-160, 1e200])
+@every_pair(place=["memory", "tiles"], value=[0.1, 1e-119, 1e119])
 def test_constant_targets_are_their_mean_and_opposite_ones_cancel(place, value):
     """What is left of them after their mean is rounding, which no residual is relative to."""
     X, y = sample(60)
@@ -167,7 +213,8 @@ def test_least_squares_takes_the_form_whose_matrix_is_not_singular_and_counts_ro
 
 
 def centre_linear_parts(kernel, X, n, weights=None):
-    return with_origins(kernel, origins_near(kernel, X, n, weights) or (None,) * 9)
+    origin = origin_near(kernel, X, n, weights)
+    return kernel if origin is None else with_origin(kernel, origin)
 
 
 def rows(n, d, offset, seed=0):
@@ -229,6 +276,17 @@ def test_what_takes_no_origin():
     for kernel in (RBF(), Polynomial(degree=1), Linear() * RBF(), Linear() + Polynomial(degree=2)):
         assert centre_linear_parts(kernel, X, 20) is kernel
     assert KernelRidge(1e6, form="dual").fit(X - 1e6 + 100.0, y)._model.kernel == Linear(), "no free intercept"
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_the_linear_parts_of_a_kernel_have_one_origin(scale):
+    X, Z = rows(50, 4, 1e6) * [1, 1, 1, scale], rows(7, 4, 1e6, seed=1) * [1, 1, 1, scale]
+    origin, scales = origin_near(PARTS, X, 50), np.array([6.0, 0.1, 6.0, 0.1])
+    assert_array_equal(linear_scales(PARTS, 4), scales)
+    assert_allclose(origin, X.mean(axis=0) + X.std(axis=0) / np.sqrt(50), rtol=1e-15)
+    found = with_origin(PARTS + RBF(gamma=1.0), origin)(X, Z) - RBF(gamma=1.0)(X, Z)
+    assert_allclose(found, ((X - origin) * scales) @ (Z - origin).T, rtol=1e-7, atol=1e-8)
+    assert_array_equal(origin_near(Columns(Linear(), [2]), X, 50), [0, 0, origin[2], 0])
 
 
 def test_the_kernel_about_an_origin_and_its_map():

@@ -10,19 +10,12 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.cluster import Progress, SerialExecutor
 from dkrr.kernels import RBF
-from dkrr.linalg import residual, sources
+from dkrr.linalg import condition, float32_tiles, residual
+from dkrr.linalg.condition import Moments, condition_number, scaling_of, with_probe
 from dkrr.linalg.preconditioners import Preconditioner
 from dkrr.linalg.products import column_sizes
 from dkrr.linalg.refinement import Refinement
-from dkrr.linalg.residual import (
-    Moments,
-    TiledSolution,
-    condition_number,
-    relative,
-    scaling_of,
-    uses_symmetry,
-    with_probe,
-)
+from dkrr.linalg.residual import TiledSolution, relative, uses_symmetry
 from dkrr.solvers import Status
 from dkrr.store import TileGrid
 from tests import systems
@@ -86,7 +79,7 @@ def test_the_relative_residual_is_the_worst_over_columns():
 def estimate(A, diagonal=None):
     n, scaling = len(A), None if diagonal is None else scaling_of(diagonal)
     probe = with_probe(np.zeros((n, 1)), scaling)[:, -1]
-    v = residual.multiplied_probe(probe, scaling)
+    v = condition.multiplied_probe(probe, scaling)
     solved = Moments.of_solved(probe, np.linalg.solve(A, probe), scaling)
     return condition_number(Moments.of_multiplied(v, A @ v, scaling), solved)
 
@@ -110,7 +103,7 @@ def test_a_condition_number_that_cannot_be_known_is_nan_or_infinite():
     assert math.isnan(condition_number(Moments(math.nan, 1.0), good))
     assert math.isnan(condition_number(good, Moments(math.inf, math.inf)))
     assert_array_equal(scaling_of(np.array([4.0, 0.0, -1.0])), [2.0, 1.0, 1.0])
-    assert residual.worst([math.nan, 3.0, 2.0]) == 3.0 and math.isnan(residual.worst([]))
+    assert condition.worst([math.nan, 3.0, 2.0]) == 3.0 and math.isnan(condition.worst([]))
 
 
 class Float32Inverse(Preconditioner):
@@ -159,7 +152,7 @@ def test_refinement_ends_at_the_residual_of_a_factorisation_in_float64(alpha):
 @given(st.lists(st.floats(1e-300, 1e300), min_size=1, max_size=9))
 @example([0.5, 1.0, 1.99])
 def test_a_scale_brings_the_diagonal_near_one_and_changes_no_digit(diagonal):
-    scale, near = sources.rounding_scale(np.array(diagonal)), all(0.5 <= d < 2.0 for d in diagonal)
+    scale, near = float32_tiles.rounding_scale(np.array(diagonal)), all(0.5 <= d < 2.0 for d in diagonal)
     assert (scale is None) == near
     if not near:
         scaled = np.array(diagonal) * scale[:, 0] * scale[:, 0]

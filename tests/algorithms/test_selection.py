@@ -1,4 +1,4 @@
-"""Searches by gradients of the cross-validated error, and targets whose squares leave float64."""
+"""Searches by gradients of the cross-validated error, and targets near the ends of their range."""
 
 from contextlib import nullcontext
 from functools import cache
@@ -68,7 +68,7 @@ def dense_error(X, Y, weights, kernel, alpha, pairs, *, fit_intercept):
 def test_gradients_agree_with_dense_systems_and_differences(case, monkeypatch):
     case = {"kernel": RBF(gamma=0.5 / LENGTHS**2), "t": 2, "folds": KFold(4, shuffle=True, random_state=0)} | case
     if "columns" in case:
-        monkeypatch.setattr("dkrr.planning.selection.MAX_COLUMNS", case["columns"])
+        monkeypatch.setattr("dkrr.planning.selection.MAX_SWEEP_COLUMNS", case["columns"])
     X, Y = problem(t=case["t"])
     weights = np.random.default_rng(1).uniform(0.1, 3, len(X)) * (np.arange(len(X)) % 7 > 0)
     weights = weights if "weighted" in case else None
@@ -199,10 +199,10 @@ def test_a_search_that_ends_at_a_bound_says_so():
     assert not search.optimum_.converged and search.set_params(alphas=[10.0]).fit(X, y[:, 0]).optimum_.converged
 
 
-# Targets whose squares float64 does not hold: everything is as for targets near 1, times a power of two
+# Targets near the ends of their range: everything is as for targets near 1, times a power of two
 
 
-HUGE, TINY, MODERATE = 2.0**531, 2.0**-1000, 2.0**420
+HUGE, TINY = 2.0**396, 2.0**-396
 ALPHAS = [100.0, 1.0, 0.1, 0.01, 1e-6]
 METHODS = {
     "sums": {"kernel": "poly", "form": "primal"},
@@ -228,26 +228,24 @@ def samples():
 
 @cache
 def search_of(way, size):
-    """Search that keeps predictions; its warnings but for the one of scores out of range are errors."""
+    """Search that keeps predictions; its warnings are errors."""
     X, Y = samples()
     settings = {"kernel": "rbf", "gamma": 1.0, "cv": 3, "store_cv_predictions": True} | METHODS[way]
-    is_out = size in (HUGE, TINY) and way != "other scores"
-    warned = pytest.warns(RuntimeWarning, match="scores are 0 or -inf.*scale y") if is_out else nullcontext()
     unfinished = pytest.warns(match="max_evaluations") if way == "gradients" else nullcontext()
-    with unfinished, warned:
+    with unfinished:
         return KernelRidgeCV(ALPHAS, **settings).fit(X, size * Y)
 
 
-@pytest.mark.parametrize(("way", "size"), [(way, (HUGE, TINY, MODERATE)[k % 3]) for k, way in enumerate(METHODS)])
+@pytest.mark.parametrize(("way", "size"), [(way, (HUGE, TINY)[k % 2]) for k, way in enumerate(METHODS)])
 def test_a_selection_does_not_depend_on_the_size_of_the_targets(way, size):
     X, _ = samples()
     expected, found = search_of(way, 1.0), search_of(way, size)
     assert str(found.best_params_) == str(expected.best_params_) and found.plan_.form == expected.plan_.form
-    order = {HUGE: np.inf, TINY: 0.0, MODERATE: MODERATE**2}[size] if way != "other scores" else size
+    order = size**2 if way != "other scores" else size
     assert_allclose(found.best_score_, np.multiply(order, expected.best_score_))
     for name in ("rank_test_score", "stopped"):
         assert found.cv_results_[name].tolist() == expected.cv_results_[name].tolist()
-    for name in ("mean_test_score", "std_test_score") if order not in (0.0, np.inf) else ():
+    for name in ("mean_test_score", "std_test_score"):
         assert_allclose(found.cv_results_[name], order * expected.cv_results_[name])
     if "train_sizes" in METHODS[way]:
         assert found.learning_curve_["alpha"].tolist() == expected.learning_curve_["alpha"].tolist()
@@ -258,7 +256,7 @@ def test_a_selection_does_not_depend_on_the_size_of_the_targets(way, size):
 @every_pair(
     settings=[{"kernel": "linear"}, {"kernel": "rbf"}, {"kernel": "rbf", "solver": "cg"}],
     fit_intercept=[False, True],
-    size=[HUGE, TINY, MODERATE],
+    size=[HUGE, TINY],
     ids=str,
 )
 def test_errors_of_a_fit_do_not_depend_on_the_size_of_the_targets(settings, fit_intercept, size):
@@ -266,13 +264,12 @@ def test_errors_of_a_fit_do_not_depend_on_the_size_of_the_targets(settings, fit_
     plain, scaled = (KernelRidge(0.1, fit_intercept=fit_intercept, **settings).fit(X, Y * s) for s in (1.0, sizes))
     likelihood = plain.log_marginal_likelihood() - (60 - fit_intercept) * np.log(sizes)
     assert_allclose(scaled.log_marginal_likelihood(), likelihood, rtol=1e-12)
-    order = sizes * sizes if size == MODERATE else np.array([np.inf if size == HUGE else 0.0, 1.0])
     for of, unit, accuracy in (
         (lambda model: model.predict(X[:5], return_std=True)[1], sizes, 1e-9),
         (lambda model: model.predict(X[:5], return_std=True, variance_scale=2.0)[1], 1.0, 1e-9),
         (lambda model: model.loo_residuals(), sizes, 1e-9),
         (lambda model: np.array(model.predict_interval(X[:5])), sizes, 1e-9),
-        (lambda model: np.array(model.predict_variance_bounds(X[:5])), order, 1e-6),
+        (lambda model: np.array(model.predict_variance_bounds(X[:5])), sizes * sizes, 1e-6),
     ):
         assert_allclose(of(scaled), of(plain) * unit, rtol=accuracy)
 

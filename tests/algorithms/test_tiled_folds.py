@@ -31,7 +31,7 @@ def in_tiles(data, weights=None, **settings):
 )
 def test_intervals_from_tiles_are_those_from_memory(data, monkeypatch, cv, fit_intercept, weights):
     monkeypatch.setattr("dkrr.linalg.held_out.BATCH_COLUMNS", 60)  # of several folds together
-    monkeypatch.setattr("dkrr.linalg.held_out.STRIP_COLUMNS", 16)
+    monkeypatch.setattr("dkrr.linalg.held_out.INVERSE_STRIP_COLUMNS", 16)
     w = {"some are 0": data.weights, "one is heavy": HEAVY}[weights]
     model = in_tiles(data, w, fit_intercept=fit_intercept)
     plain = KernelRidge(0.3, kernel=RBF(gamma=0.2), fit_intercept=fit_intercept).fit(data.X, data.y, sample_weight=w)

@@ -61,7 +61,7 @@ def process(meter, shared):
 
 def keep(meter, run, k, shared):
     """How often this process has been here, and whether it keeps what it kept."""
-    return resident.kept(run, k, lambda: os.getpid())
+    return resident.get_or_create(run, k, lambda: os.getpid())
 
 
 def kept_runs(run):

@@ -7,8 +7,8 @@ import sys
 import psutil
 import pytest
 
-from dkrr.cluster.process import available_bytes, memory_groups, usable_cores
-from dkrr.planning.detection import detect, resident_bytes
+from dkrr.cluster.process import available_bytes, memory_groups, resident_bytes, usable_cores
+from dkrr.planning.detection import detect
 
 MIB = 2**20
 NONE_V1 = 9223372036854771712

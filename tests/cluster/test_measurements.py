@@ -140,7 +140,7 @@ def test_workers_of_a_client_elsewhere(measured, monkeypatch):
 
 def test_what_is_really_measured(tmp_path, folder, monkeypatch):
     """Every rate of the processor is plausible, also on a busy machine."""
-    monkeypatch.setattr(calibration, "MAX_BUSY_CORES", 1e9)
+    monkeypatch.setattr(calibration, "MAX_BUSY_CORES_FOR_STORE", 1e9)
     with dask.config.set({"dkrr.temporary-directory": str(tmp_path)}):
         plan = measured_plan(replace(LONG, tile=2048), machine(4 * GIB))
     rates, profile = plan.resources.rates, load_profile(machine_fingerprint())

@@ -111,21 +111,21 @@ def run():
 def test_what_is_kept_is_made_once_and_names_and_runs_are_apart(run):
     other = run + "-other"
     for made in (["a"], ["not made"]):
-        assert resident.kept(run, ("x", 0), lambda made=made: made) == ["a"]
-    resident.kept(run, ("x", 1), lambda: "b")
-    resident.kept(other, ("x", 0), lambda: "c")
-    assert [resident.found(run, ("x", k)) for k in (0, 1, 2)] == [["a"], "b", None]
+        assert resident.get_or_create(run, ("x", 0), lambda made=made: made) == ["a"]
+    resident.get_or_create(run, ("x", 1), lambda: "b")
+    resident.get_or_create(other, ("x", 0), lambda: "c")
+    assert [resident.get(run, ("x", k)) for k in (0, 1, 2)] == [["a"], "b", None]
     resident.forget(run)
-    assert resident.found(run, ("x", 0)) is None
-    assert resident.found(other, ("x", 0)) == "c", "another run's is not touched"
+    assert resident.get(run, ("x", 0)) is None
+    assert resident.get(other, ("x", 0)) == "c", "another run's is not touched"
     resident.forget(other)
 
 
 def test_an_error_keeps_nothing_and_holds_no_lock(run):
     with pytest.raises(ZeroDivisionError):
-        resident.kept(run, "x", lambda: 1 / 0)
-    assert resident.found(run, "x") is None
-    assert resident.kept(run, "x", lambda: "second") == "second"
+        resident.get_or_create(run, "x", lambda: 1 / 0)
+    assert resident.get(run, "x") is None
+    assert resident.get_or_create(run, "x", lambda: "second") == "second"
 
 
 def test_threads_that_come_together_make_it_once_and_do_not_hold_up_others(run):
@@ -136,17 +136,17 @@ def test_threads_that_come_together_make_it_once_and_do_not_hold_up_others(run):
         return object()
 
     with ThreadPoolExecutor(8) as pool:
-        found = [pool.submit(lambda: (barrier.wait(), resident.kept(run, "x", make))[1]) for _ in range(8)]
+        found = [pool.submit(lambda: (barrier.wait(), resident.get_or_create(run, "x", make))[1]) for _ in range(8)]
         barrier.wait()
-        assert resident.kept(run, "fast", lambda: "at once") == "at once"
+        assert resident.get_or_create(run, "fast", lambda: "at once") == "at once"
         done.set()
     assert made == [True] and len({id(future.result()) for future in found}) == 1
 
 
 def test_there_is_room_for_as_many_as_are_allowed_until_they_are_forgotten(run):
-    found = [resident.has_room(run, "group", k, 2) for k in (7, 7, 3, 5, 7, 3)]
+    found = [resident.reserve(run, "group", k, 2) for k in (7, 7, 3, 5, 7, 3)]
     assert found == [True, True, True, False, True, True]
-    assert resident.has_room(run, "rows", 5, 1), "another kind"
-    assert not resident.has_room(run, "none", 0, 0)
+    assert resident.reserve(run, "rows", 5, 1), "another kind"
+    assert not resident.reserve(run, "none", 0, 0)
     resident.forget(run)
-    assert resident.has_room(run, "group", 5, 1)
+    assert resident.reserve(run, "group", 5, 1)

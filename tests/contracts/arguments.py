@@ -100,7 +100,12 @@ MEANINGS = by_argument(
     (NONE | POSITIVE | PATH | {"[None]"}, "KernelRidgeCV.gamma KernelLogisticRegressionCV.gamma"),
     (POSITIVE | SCALAR_ARRAY, "KernelLogisticRegression.alpha"),
     (POSITIVE | SCALAR_ARRAY | ZERO, "alpha"),
-    (POSITIVE - {"10**30"} | SCALAR_ARRAY, "sample_weight"),
+    (POSITIVE - TINY - HUGE_POWER | SCALAR_ARRAY, "sample_weight"),
+    (NONE | POSITIVE - {"10**30"} | SCALAR_ARRAY, "KernelRidge.score.sample_weight KernelRidgeCV.score.sample_weight"),
+    (
+        NONE | POSITIVE - {"10**30"} | SCALAR_ARRAY,
+        "KernelLogisticRegression.score.sample_weight KernelLogisticRegressionCV.score.sample_weight",
+    ),
     (NONE | POSITIVE - {"10**30"} | SCALAR_ARRAY | PATH, "plan.alphas"),
     (NONE | POSITIVE | SCALAR_ARRAY | PATH | ZERO, "KernelRidgeCV.alphas"),
     (PATH, "alphas ngram_range ColumnsMap.columns"),

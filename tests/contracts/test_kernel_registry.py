@@ -14,7 +14,7 @@ import pytest
 import dkrr.kernels
 from dkrr.errors import InputTypeError
 from dkrr.kernels import RBF, Kernel, Matern
-from dkrr.kernels.names import DEFAULTS
+from dkrr.kernels.names import SETTING_DEFAULTS
 from dkrr.kernels.registry import KERNELS, NAMED
 from dkrr.typing import KernelName
 from tests import precise
@@ -57,7 +57,7 @@ def missing(kind):
     for each in set(kind.names) - set(get_args(KernelName)):
         yield f"{where} has the name {each!r}, unknown to type checkers: add it to KernelName in dkrr/typing.py"
     for parameter in fields(kind):
-        common = DEFAULTS.get(parameter.name)
+        common = SETTING_DEFAULTS.get(parameter.name)
         if kind.names and common is not None and parameter.default != common:
             yield f"{where}.{parameter.name} has the default {parameter.default} and by name {common}: take this"
     if kind in ELSEWHERE:

@@ -100,7 +100,11 @@ def test_entries_go_into_the_array_that_is_given_and_rows_may_be_strided(case):
 
 @distinct_kernels
 def test_csr_rows_give_the_entries_of_dense_ones(case):
-    kernel, X, Y = case.kernel, thinned(case.rows(blocks.PIECE_ROWS + 9, 9)), thinned(case.rows(33, 9, seed=1), seed=4)
+    kernel, X, Y = (
+        case.kernel,
+        thinned(case.rows(blocks.LARGE_STRIP_ROWS + 9, 9)),
+        thinned(case.rows(33, 9, seed=1), seed=4),
+    )
     sparse_x, sparse_y, expected = sp.csr_array(X), sp.csr_array(Y), kernel(X, Y)
     for left, right in ((sparse_x, sp.csc_array(sparse_y)), (sp.csr_matrix(sparse_x), Y), (X, sparse_y)):
         assert_allclose(kernel(left, right), expected, **TOLERANCE)
@@ -267,9 +271,9 @@ def assembled(pieces, shape):
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", TOLERANCE), ("float32", SINGLE)])
 @distinct_kernels
 def test_pieces_cover_a_block_once_and_are_its_entries(case, dtype, tolerance, monkeypatch):
-    monkeypatch.setattr(blocks, "PIECE_ROWS", 16)
-    monkeypatch.setattr(blocks, "PIECE_COLUMNS", 24)
-    monkeypatch.setattr(base, "PIECE_ENTRIES", 16 * 24)
+    monkeypatch.setattr(blocks, "LARGE_STRIP_ROWS", 16)
+    monkeypatch.setattr(blocks, "LARGE_STRIP_COLUMNS", 24)
+    monkeypatch.setattr(base, "LARGE_STRIP_ENTRIES", 16 * 24)
     kernel = case.kernel
     for m, n in ((45, 61), (1, 9), (9, 1), (0, 4), (4, 0)):
         X, Y = case.rows(m, 3), case.rows(n, 3, seed=1)
@@ -338,7 +342,7 @@ def test_features_of_csr_rows_are_those_of_dense_ones(kernel):
 @pytest.mark.parametrize("kind", ["float32", "csr"])
 @pytest.mark.parametrize("kernel", [*KERNELS_OF_MAPS, *SAMPLED], ids=str)
 def test_products_with_features_are_those_of_the_matrix_in_small_strips(kernel, kind, monkeypatch):
-    monkeypatch.setattr(map_base, "PRODUCT_ENTRIES", 50)
+    monkeypatch.setattr(map_base, "MAX_FEATURE_ENTRIES", 50)
     monkeypatch.setattr(map_base, "STRIP_COLUMNS", 7)
     X, phi = np.where(random(31, 5) > 0.3, random(31, 5), 0.0).astype(np.float32), map_of(kernel, 5)
     X = sp.csr_array(X.astype(float)) if kind == "csr" else np.asfortranarray(X)

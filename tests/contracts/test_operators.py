@@ -17,10 +17,12 @@ from dkrr.linalg import in_memory_cholesky, sources
 from dkrr.linalg.curvature import Curvature, CurvatureOperator
 from dkrr.linalg.in_memory_cholesky import InMemoryMatrix
 from dkrr.linalg.likelihood import Bernoulli, Softmax
+from dkrr.linalg.likelihood_passes import CurvatureProduct, LikelihoodPass
 from dkrr.linalg.normal import NormalOperator
-from dkrr.linalg.passes import CurvatureProduct, Design, LikelihoodPass, Segment
-from dkrr.linalg.products import LastProduct, TiledOperator, TrainingSetOperator, TrainingSets
+from dkrr.linalg.passes import Design, Segment
+from dkrr.linalg.products import LastProduct, TiledOperator
 from dkrr.linalg.sources import FormedTiles, GramTiles, MatrixTiles
+from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets
 from dkrr.store import TileGrid
 from tests import systems
 from tests.oracles import naive_gram, naive_normal

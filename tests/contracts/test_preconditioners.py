@@ -12,7 +12,7 @@ from dkrr.linalg.curvature import Constrained, Curvature, ScaledFactors, factor_
 from dkrr.linalg.fold_preconditioner import FoldLowRank
 from dkrr.linalg.likelihood import Bernoulli, Classwise, Softmax
 from dkrr.linalg.preconditioners import Diagonal, Fixed, Identity, LazyPreconditioner, LowRank
-from dkrr.linalg.products import TrainingSets
+from dkrr.linalg.training_sets import TrainingSets
 from tests import systems
 from tests.systems import partial_factor, positive_definite, random, rows_of
 
@@ -61,7 +61,7 @@ def folds(rank, weighted, n_threads=1):
     def inverse(k):
         own = sets.scale()[:, k]
         n_kept = np.count_nonzero(own[F.index])
-        t = max(shift[k], (own**2 * F.left).sum() / max(N - n_kept, 1))
+        t = max(shift[k], (own**2 * F.residual_diagonal).sum() / max(N - n_kept, 1))
         pivots, low = F.index[own[F.index] > 0], np.zeros((N, N))
         if len(pivots):
             low = A[:, pivots] @ np.linalg.solve(A[np.ix_(pivots, pivots)], A[pivots])
@@ -165,7 +165,7 @@ MAKERS = {
 
 @pytest.fixture(params=MAKERS)
 def made(request, monkeypatch):
-    monkeypatch.setattr(fold_preconditioner, "ENOUGH_LEFT", 0.0)  # no set may do with fewer pivots
+    monkeypatch.setattr(fold_preconditioner, "MAX_RESIDUAL_FRACTION", 0.0)  # no set may do with fewer pivots
     preconditioner, inverse = MAKERS[request.param]()
     n_systems = 1 if "softmax" in request.param or "binary" in request.param else M
     return preconditioner, [inverse(k) for k in range(n_systems)]

@@ -45,9 +45,9 @@ each_container = pytest.mark.parametrize("container", [*CONTAINERS, *BEHIND], id
 def small_blocks(monkeypatch):
     """Chunks and blocks of a few rows, so that a small table has several."""
     monkeypatch.setattr(checks, "_BLOCK_ROWS", 5)
-    monkeypatch.setattr(shards, "CHUNK_BYTES", 4 * 7 * 8)
-    monkeypatch.setattr(shards, "BLOCK_BYTES", 2 * 7 * 8)
-    monkeypatch.setattr(description, "CHUNK_ENTRIES", 16)
+    monkeypatch.setattr(shards, "ROW_CHUNK_BYTES", 4 * 7 * 8)
+    monkeypatch.setattr(shards, "CHECKSUM_BLOCK_BYTES", 2 * 7 * 8)
+    monkeypatch.setattr(description, "SPARSE_CHUNK_ENTRIES", 16)
 
 
 def ranges(size):
@@ -110,7 +110,7 @@ def test_what_is_read_is_a_part_of_the_array_and_float32_stays(container, tmp_pa
                 places.append(where)
             assert [k for where in places for k in range(where.start, where.stop)] == list(range(start, stop))
         assert places == [slice(k, min(k + height, stop)) for k in range(start, stop, height)]
-        parts = rows.parts(slice(start, stop), height)
+        parts = rows.row_ranges(slice(start, stop), height)
         assert [k for each in parts for k in range(each.start, each.stop)] == list(range(start, stop))
         assert not rows.is_sparse or all(rows.read(p.start, p.stop).nnz <= max(height, 7) for p in parts)
 

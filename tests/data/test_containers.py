@@ -24,7 +24,7 @@ from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.kernels import Linear
 from dkrr.linalg.passes import Segment
 from dkrr.planning.problem import Problem
-from dkrr.store.description import CHUNK_ENTRIES
+from dkrr.store.description import SPARSE_CHUNK_ENTRIES
 from tests.contracts.test_rows import ranges
 from tests.inputs import numbers, table
 from tests.pairs import every_pair
@@ -162,7 +162,7 @@ def test_open_data_sets_of_hdf5_and_their_targets_and_labels_are_read(hdf5, monk
         assert_array_equal(as_rows(file["x"]).take(np.array([5, 2, 5])), numbers()[[5, 2, 5]])
         assert not KernelRidge(0.1).fit(file["x"], file["a/y"]).plan_.problem.x_in_memory
         assert_array_equal(load_labels(file["text"]), [b"late", b"early"])
-    monkeypatch.setattr("dkrr.data.open.HELD_BYTES", 10)
+    monkeypatch.setattr("dkrr.data.open.MAX_HELD_TARGET_BYTES", 10)
     targets = load_targets(f"{hdf5}::x")
     assert is_mapped(targets) and np.array_equal(targets, numbers())
 
@@ -298,20 +298,20 @@ def test_plans_bound_the_bytes_of_any_rows(counts, data):
     assert width * sum(heaviest) + 16 * k <= problem.largest_rows_bytes(k) <= 2 * width * sum(heaviest) + 32 * k
     entries = data.draw(st.integers(1, 30))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dkrr.planning.problem.BLOCK_ENTRIES", entries)
-        patch.setattr("dkrr.linalg.passes.BLOCK_ENTRIES", entries)
+        patch.setattr("dkrr.planning.problem.SPARSE_BLOCK_ENTRIES", entries)
+        patch.setattr("dkrr.linalg.passes.SPARSE_BLOCK_ENTRIES", entries)
         segment = Segment(rows, 0, n, k, np.ones((n, 1)))
         for stream in (segment.blocks(Meter()), segment.strips(Meter(), 1)):
             read = [where for where, block in stream if n_bytes(block) <= problem.bytes_of_block(k)]
             assert [row for where in read for row in range(where.start, where.stop)] == list(range(n))
     most = max(int(pointers[i + k] - pointers[i]) for i in range(n - k + 1))
-    assert width * most + 16 * k <= k * problem.bytes_of_part(k)
+    assert width * most + 16 * k <= k * problem.row_bytes_in_strips(k)
 
 
 # Copies in a store.
 
 
-@pytest.mark.parametrize("n", [2 * CHUNK_ENTRIES // 32 + 1000, 5])
+@pytest.mark.parametrize("n", [2 * SPARSE_CHUNK_ENTRIES // 32 + 1000, 5])
 def test_copies_of_many_rows_and_of_rows_without_a_value(tmp_path, n):
     # More rows than one pass reads, among them a whole pass without a value; and no value at all.
     entries = ([1.5, 2.5, 3.5], ([0, n - 3, n - 1], [4, 0, 2])) if n > 5 else ([], ([], []))

@@ -280,7 +280,7 @@ def test_random_walks_do_not_depend_on_the_blocks(kind, steps, monkeypatch):
         pieces[rows, columns] = piece
     assert_array_equal(np.tril(pieces), np.tril(K))
     assert_array_equal(np.tril(kernel(X, X.copy()), -1), np.tril(K, -1))
-    monkeypatch.setattr(random_walk, "PRODUCT_ENTRIES", 100)
+    monkeypatch.setattr(random_walk, "MAX_PRODUCT_ENTRIES", 100)
     monkeypatch.setattr(random_walk, "MATCHED_PAIRS", 37)
     assert_array_equal(kernel(X, Y), whole)
 

@@ -22,7 +22,7 @@ from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.errors import InputError, InputTypeError, KernelFunctionError
 from dkrr.features import feature_map
 from dkrr.kernels import RBF, BagOfWords, CallableKernel, Columns, Graph, Linear, Polynomial, Precomputed, RandomWalk
-from dkrr.kernels.custom import WIDTH, decode_objects, encode_objects, is_objects
+from dkrr.kernels.custom import OBJECT_WIDTH, decode_objects, encode_objects, is_objects
 from dkrr.kernels.interactions import InteractionMap
 from dkrr.kernels.kernel_features import required_feature_map
 from tests.oracles import assert_close, naive_kernel_ridge
@@ -54,7 +54,7 @@ def picky(a, b):
 @given(st.lists(VALUES, min_size=1, max_size=8))
 def test_objects_come_back_from_their_rows(items):
     rows = encode_objects(items)
-    assert rows.shape == (len(items), WIDTH) and rows.has_canonical_format
+    assert rows.shape == (len(items), OBJECT_WIDTH) and rows.has_canonical_format
     assert decode_objects(rows) == items and decode_objects(rows[1:]) == items[1:]
 
 

@@ -334,7 +334,7 @@ def test_row_groups_of_wide_tables_are_low(monkeypatch):
 
 @pytest.mark.parametrize("end", ["csv", "parquet"])
 def test_copies_hold_a_part_of_the_file(end, tmp_path, monkeypatch):
-    monkeypatch.setattr("dkrr.data.arrow.BLOCK_BYTES", 2**15)  # pyarrow reads 32 ahead
+    monkeypatch.setattr("dkrr.data.arrow.CSV_BLOCK_BYTES", 2**15)  # pyarrow reads 32 ahead
     monkeypatch.setattr("dkrr.data.arrow.GROUP_ROWS", 2**13)
     numbers, held = pa.table({"a": np.random.default_rng(0).normal(size=2**20)}), []
     path = f"{tmp_path}/x.{end}"
@@ -365,7 +365,7 @@ def test_files_with_other_columns_are_named(end, write, tmp_path):
 
 
 def test_later_values_decide_on_the_type_of_a_column(tmp_path, monkeypatch):
-    monkeypatch.setattr("dkrr.data.arrow.BLOCK_BYTES", 64)
+    monkeypatch.setattr("dkrr.data.arrow.CSV_BLOCK_BYTES", 64)
     lines = ["i,f,t,e,s", *(f"{k},1,{k},,a{k}" for k in range(30)), "1.5,2,late,0.5,b"]
     (tmp_path / "x.csv").write_text("\n".join(lines))
     with pytest.raises(InputError, match="column 'e' .*30 rows, the first is row 0"):
@@ -535,7 +535,7 @@ def test_targets_of_another_file_are_mapped_if_they_are_large(tmp_path, monkeypa
     model = KernelRidge(0.1).fit(X, f"{tmp_path}/y.parquet")
     assert_allclose(model.dual_coef_[:, 1], -model.dual_coef_[:, 0])
     assert KernelRidge(0.1).fit(X, f"{tmp_path}/y.parquet::z").dual_coef_.shape == (N,)
-    monkeypatch.setattr("dkrr.data.open.HELD_BYTES", 100)
+    monkeypatch.setattr("dkrr.data.open.MAX_HELD_TARGET_BYTES", 100)
     targets = load_targets(str(tmp_path / "y.parquet"))
     assert is_mapped(targets) and np.array_equal(targets, np.column_stack([Y, -Y]))
 
@@ -582,7 +582,7 @@ def test_kept_columns_with_other_rows_than_the_predictions_are_an_error(heights)
 
 
 def test_texts_of_csv_may_have_lines_but_a_quote_must_be_closed(tmp_path, monkeypatch):
-    monkeypatch.setattr("dkrr.data.arrow.BLOCK_BYTES", 64)  # texts lie across the blocks that are read
+    monkeypatch.setattr("dkrr.data.arrow.CSV_BLOCK_BYTES", 64)  # texts lie across the blocks that are read
     path, texts = tmp_path / "x.csv", [f'line one of "{k}",\nline two\r\n{k * "x"}' for k in range(20)]
     pd.DataFrame({"a": np.arange(20.0), "text": texts}).to_csv(path, index=False)
     assert dkrr.open_table(path).to_pandas()["text"].tolist() == texts

@@ -24,9 +24,9 @@ from sklearn.pipeline import FeatureUnion, make_pipeline
 
 import dkrr
 from dkrr.data.transformers import transformed_block
-from dkrr.data.transformers_saved import CLASSES, loaded_transformer, saved_transformer
+from dkrr.data.transformers_saved import SAFE_CLASSES, loaded_transformer, saved_transformer
 from dkrr.errors import DkrrError, InputError, StoreError
-from dkrr.estimators.model_description import VERSIONS
+from dkrr.estimators.model_description import LIBRARY_VERSIONS
 from tests.data.flights import NUMBERS, OF_NUMBERS, OF_THE_TABLE, TEXT, dense, flights, targets
 from tests.oracles import assert_close
 from tests.stores import flip
@@ -77,7 +77,7 @@ def test_a_transformer_made_of_its_bytes_transforms_alike(name):
 def test_every_class_that_files_may_name_is_tested():
     made = [FrozenEstimator(preprocessing.StandardScaler().fit(flights()[NUMBERS])), *(fitted(name)[0] for name in ALL)]
     text = "".join(json.dumps(schema_of(saved_transformer(one).tobytes())) for one in made)
-    assert not [name for names in CLASSES.values() for name in names if f'"__class__": "{name}"' not in text]
+    assert not [name for names in SAFE_CLASSES.values() for name in names if f'"__class__": "{name}"' not in text]
 
 
 def test_it_is_an_array_of_the_model_whose_damage_is_noticed(tmp_path):
@@ -143,7 +143,9 @@ def test_what_a_file_cannot_hold_or_name_is_refused_when_it_is_saved(transformer
 def test_another_version_of_scikit_learn_is_a_warning(tmp_path, monkeypatch):
     model = dkrr.KernelRidge(transformer=preprocessing.OneHotEncoder()).fit(flights()[TEXT], targets())
     with monkeypatch.context() as patched:
-        patched.setattr("dkrr.estimators.model_description.VERSIONS", VERSIONS | {"scikit-learn": "1.5.0"})
+        patched.setattr(
+            "dkrr.estimators.model_description.LIBRARY_VERSIONS", LIBRARY_VERSIONS | {"scikit-learn": "1.5.0"}
+        )
         dkrr.save(model, tmp_path / "m.zarr")
     with pytest.warns(UserWarning, match="fitted with scikit-learn '1.5.0', and this is"):
         dkrr.load(tmp_path / "m.zarr")

@@ -23,7 +23,7 @@ def write_inputs(data):
     np.save("new.npy", data.X_new)
     np.save("y.npy", data.y[:, 0])
     np.save("labels.npy", labels)
-    np.savez("d.npz", X=data.X, y=data.y, w=data.weights)
+    np.savez("d.npz", X=data.X, y=data.y, w=data.weights, huge=1e200 * data.y)
     zarr.save_array("data.zarr/x", data.X)
     columns = dict(zip("abcde", data.X.T, strict=True))
     pd.DataFrame(columns | {"name": "n", "kind": labels, "y": data.y[:, 0]}).to_csv("t.csv", index=False)

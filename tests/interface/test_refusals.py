@@ -23,6 +23,7 @@ REFUSED = [
     # Data
     ("fit --x x.npy --y d.npz::z --model m.zarr", "no array 'z'"),
     (f"{FIT} --logistic", "does not hold class labels"),
+    ("fit --x x.npy --y d.npz::huge --model m.zarr", r"the largest .* of target 0 .*: divide this .* by 1e\+200 "),
     ("fit --x x.npy --y labels.npy --model m.zarr", r"KernelLogisticRegression \(or --logistic\)"),
     ("predict --out p.npy --model model.zarr --x bad.npy", "row 210, column 2"),
     ("predict --out p.npy --model model.zarr --x narrow.npy", "X has 2 features, but the model was fitted with 5"),

@@ -258,7 +258,7 @@ def test_a_picture_of_a_search_shows_its_scores():
 
 def test_a_search_shows_its_advice_and_only_its_best_candidates(tmp_path, monkeypatch):
     search = dkrr.KernelRidgeCV(alphas=np.linspace(10, 90, 9), cv=2).fit(X, Y)
-    monkeypatch.setattr("dkrr.estimators.model_description.MAX_CANDIDATES", 4)
+    monkeypatch.setattr("dkrr.estimators.model_description.MAX_SUMMARY_CANDIDATES", 4)
     found = search_summary(search)
     assert len(found["candidates"]) == 4 and found["n_candidates"] == 9
     best = np.sort(search.cv_results_["mean_test_score"])[-4:]

@@ -139,7 +139,7 @@ def decisions():
 
 def kind(c):
     """Form, solver, place and precision of a candidate."""
-    inner = c.how
+    inner = c.details
     products = getattr(inner, "products", None)
     precision = "float32" if isinstance(inner, Float32Factor) else getattr(products, "precision", "float64")
     return f"{c.form} {c.solver} {c.execution} {precision}"

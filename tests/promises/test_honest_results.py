@@ -113,7 +113,7 @@ def test_least_squares_of_a_singular_matrix_has_no_silent_answer(data):
 @pytest.fixture
 def hasty(monkeypatch):
     """Conjugate gradient that is chosen for anything, and gives up after two iterations."""
-    monkeypatch.setattr(explain, "SURELY_FASTER", 1e-6)
+    monkeypatch.setattr(explain, "MIN_CG_SPEEDUP", 1e-6)
     for name in ("TINY_SECONDS", "SMALL_SECONDS", "SHORT_SECONDS"):
         monkeypatch.setattr(planner, name, 0.0)
     monkeypatch.setattr(explain, "SMALL_SECONDS", 0.0)

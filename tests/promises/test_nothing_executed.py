@@ -87,7 +87,7 @@ class TestSizes:
 
     def test_a_large_description_is_not_read(self, model, monkeypatch):
         size = (model / "zarr.json").stat().st_size
-        monkeypatch.setattr(descriptions, "MAX_BYTES", size + 2000)
+        monkeypatch.setattr(descriptions, "MAX_DESCRIPTION_BYTES", size + 2000)
         edit(model, note="x" * 3000)
         refused(model, f"at most {size + 2000}")
 

@@ -7,7 +7,7 @@ from numpy.testing import assert_array_equal
 
 from dkrr.data.arrays import is_mapped, mapped_array, release_pages
 from dkrr.errors import DiskSpaceError, StoreError
-from dkrr.store.zarr_arrays import CHUNK_BYTES, chunk_rows, create_array, is_zarr_array, open_array, place_of
+from dkrr.store.zarr_arrays import ROW_CHUNK_BYTES, chunk_rows, create_array, is_zarr_array, open_array, place_of
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int8", "uint16", "bool"])
@@ -30,10 +30,10 @@ def test_a_missing_chunk_is_not_zero_and_chunks_have_bounded_sizes(tmp_path):
     create_array(f"{tmp_path}/a", (4, 3), "float64", rows_per_chunk=2)[:] = 1.0
     (tmp_path / "a" / "c" / "1" / "0").unlink()
     assert np.isnan(open_array(f"{tmp_path}/a")[2:]).all()
-    assert chunk_rows((10**9, 13), "float32") == CHUNK_BYTES // (4 * 13)
-    assert chunk_rows((10**9, CHUNK_BYTES), "float64") == 1, "a row wider than a chunk is a chunk"
+    assert chunk_rows((10**9, 13), "float32") == ROW_CHUNK_BYTES // (4 * 13)
+    assert chunk_rows((10**9, ROW_CHUNK_BYTES), "float64") == 1, "a row wider than a chunk is a chunk"
     assert chunk_rows((10**9,), "int8") == 2**20
-    assert create_array(str(tmp_path / "b"), (10**7, 13), "float64").chunks == (CHUNK_BYTES // 104, 13)
+    assert create_array(str(tmp_path / "b"), (10**7, 13), "float64").chunks == (ROW_CHUNK_BYTES // 104, 13)
 
 
 def test_what_is_not_an_array_is_named(tmp_path):

@@ -269,8 +269,8 @@ def test_chunks_and_blocks_of_rows_have_bounded_sizes(shape, rows_per_chunk):
     height = array.block_rows or array.chunks[0]
     assert array.chunks[0] % height == 0
     row_bytes, blocks = 8 * (*shape, 1)[1], array.chunks[0] // height
-    assert height * row_bytes <= max(shards.BLOCK_BYTES, row_bytes)
-    assert array.chunks[0] <= min(shards.CHUNK_BYTES // row_bytes, max(shape[0], 1)) + blocks
+    assert height * row_bytes <= max(shards.CHECKSUM_BLOCK_BYTES, row_bytes)
+    assert array.chunks[0] <= min(shards.ROW_CHUNK_BYTES // row_bytes, max(shape[0], 1)) + blocks
     assert rows_per_chunk is None or rows_per_chunk <= array.chunks[0] <= rows_per_chunk + blocks
 
 

@@ -342,7 +342,7 @@ def test_without_conditional_requests_two_are_told_apart_when_the_server_has_set
     # Both find no lock, and both write theirs: the last one stays.
     first, second = (lock._lock_of(memory_bucket, lock.Ownership()) for _ in range(2))
     with ThreadPoolExecutor(2) as pool:
-        taken = [task.result() for task in [pool.submit(each.take, None) for each in (first, second)]]
+        taken = [task.result() for task in [pool.submit(each.acquire, None) for each in (first, second)]]
     assert taken.count(True) == 1
     mine = (first, second)[taken.index(True)]
     before = mine.seen()
@@ -359,7 +359,7 @@ def test_of_owners_that_find_a_bucket_free_at_once_one_is_written(memory_bucket,
     )
     locks = [lock._lock_of(memory_bucket, lock.Ownership()) for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        taken = list(pool.map(lambda each: each.take(None), locks))
+        taken = list(pool.map(lambda each: each.acquire(None), locks))
     assert taken.count(True) == 1
     locks[taken.index(True)].release()
 
@@ -367,7 +367,7 @@ def test_of_owners_that_find_a_bucket_free_at_once_one_is_written(memory_bucket,
 def test_a_late_heartbeat_does_not_take_a_bucket_back(memory_bucket, monkeypatch):
     """The owner is suspended between reading its lock and writing it, and another process takes the store over."""
     held, version = lock._lock_of(memory_bucket, lock.Ownership()), buckets.Bucket.version
-    assert held.take(None) and held._refreshed()
+    assert held.acquire(None) and held._refreshed()
 
     def taken_over(self, name):
         found = version(self, name)

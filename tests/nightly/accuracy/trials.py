@@ -164,11 +164,10 @@ def _rows_scaled(one: Trial, rng: np.random.Generator) -> Trial:
 
 
 def _targets_scaled(one: Trial, rng: np.random.Generator) -> Trial:
-    """Targets times 1e-300 … 1e300; of a classification, which has none, all weights and λ."""
-    scale = 10 ** rng.uniform(-300, 300)
+    """Targets times 1e-118 … 1e118; of a classification, which has none, all weights and λ times 1e-29 … 1e29."""
     if not one.is_logistic:
-        return replace(one, y=one.y * scale)
-    scale = 10 ** rng.uniform(-100, 100)
+        return replace(one, y=one.y * 10 ** rng.uniform(-118, 118))
+    scale = 10 ** rng.uniform(-29, 29)
     weights = np.ones(len(one.y)) if one.sample_weight is None else one.sample_weight
     return replace(one, sample_weight=weights * scale, alpha=one.alpha * scale)
 

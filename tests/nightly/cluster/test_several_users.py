@@ -149,7 +149,7 @@ def test_ctrl_c_of_one_does_not_disturb_the_other(users, monkeypatch, solver):
 
 
 def test_a_worker_that_joins_gets_tasks(slow_machine, monkeypatch):
-    monkeypatch.setattr(dask_executor, "ASK_SECONDS", 0.0)
+    monkeypatch.setattr(dask_executor, "POLL_SECONDS", 0.0)
     options = {"threads_per_worker": 1, "memory_limit": 2**30, "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(n_workers=1, **options) as cluster, Client(cluster, set_as_default=False) as client:
         before = {str(pid) for pid in client.run(os.getpid).values()}
