@@ -49,6 +49,8 @@ Array = NDArray[np.float64]
 
 HELD_MATRICES = 3
 """D × D matrices besides those of a fit: sums of earlier rows, of the new ones and of all."""
+LARGEST_POWER = 128
+"""Weights are between 2 to this power, and its inverse."""
 SUMMED = "normal matrix"
 """Stage that passes over the rows of a call."""
 GROWS = Because(
@@ -77,8 +79,27 @@ class GrownSums:
     referred: ReferredSums
     n: int
     """Rows so far."""
-    n_positive: int
-    """Rows of positive weight so far."""
+    weights: Array
+    """Rows of positive weight so far, by the power of two of their weight: those with half of it up to it."""
+
+    @property
+    def n_positive(self) -> int:
+        """Rows of positive weight so far."""
+        return int(self.weights.sum())
+
+    def sizes(self, squares: Array) -> Array:
+        """Sizes of the targets that errors are relative to: of rows of the median weight, of shape (t,).
+
+        Weighted sums may be those of a few heavy rows alone; see `TargetSizes.ordinary`.
+
+        Parameters
+        ----------
+        squares : ndarray of shape (t,)
+            Weighted sums of squares of the targets less their means.
+        """
+        middle = int(np.searchsorted(np.cumsum(self.weights), 0.5 * self.n_positive))
+        ordinary = 2.0 ** (middle - 1 - LARGEST_POWER) * self.n_positive / self.referred.sums.total
+        return np.sqrt(np.maximum(squares, 0.0) * min(1.0, ordinary))
 
     @property
     def grid(self) -> FourierGrid | None:
@@ -92,7 +113,7 @@ class GrownSums:
         else:  # both are about 0
             new.referred.sums.include(self.referred.sums)
             referred = new.referred
-        return replace(self, referred=referred, n=self.n + new.n, n_positive=self.n_positive + new.n_positive)
+        return replace(self, referred=referred, n=self.n + new.n, weights=self.weights + new.weights)
 
     def problem_of(self, problem: Problem) -> Problem:
         """Problem of the rows so far and those of another problem."""
@@ -144,7 +165,8 @@ class Call:
         data = self.data
         with context.progress.stage(SUMMED, float(data.n)):
             referred = _sums_of(data, context.threads, context.progress)
-        n_positive = data.n if data.weights is None else int(np.count_nonzero(data.weights))
+        weights = np.ones(data.n) if data.weights is None else data.weights[data.weights > 0]
+        counts = np.bincount(np.frexp(weights)[1] + LARGEST_POWER, minlength=2 * LARGEST_POWER)
         assert data.feature_map is not None
         new = GrownSums(
             asked,
@@ -155,7 +177,7 @@ class Call:
             data.fit_intercept,
             referred,
             data.n,
-            n_positive,
+            counts,
         )
         return new if known is None else known.including(new)
 
@@ -307,7 +329,7 @@ def _solution(grown: GrownSums, data: TrainingData) -> Solution:
     dimension, t = len(system.moments), len(alphas)
     coef, constants, bounds, conditions = np.empty((dimension, t)), np.empty(t), np.empty(t), list[float]()
     left, probes = np.empty((dimension, t)), list[tuple[float, SolvedProbe]]()
-    sizes = np.sqrt(np.maximum(system.squares, 0.0))
+    sizes = grown.sizes(system.squares)
     diagonal = system.matrix.diagonal()
     check_diagonal(diagonal)
     for alpha, columns in data.alpha_groups():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_allclose
+from sklearn.exceptions import ConvergenceWarning
 
 import dkrr
 from dkrr import KernelRidge, KernelRidgeCV
@@ -132,6 +133,17 @@ def test_heavy_weights_of_early_rows_stay():
         grown = grow(KernelRidge(**parameters), X, y, weights, pieces(rng, 200, 6))
         whole = KernelRidge(**parameters, form="primal").fit(X, y, weights)
         assert_allclose(grown.predict(X), whole.predict(X), rtol=1e-9)
+
+
+def test_rounding_that_hides_ordinary_rows_beside_heavy_ones_is_reported():
+    rng = np.random.default_rng(20)
+    X, y, _ = rows_of(rng, 200)
+    weights = np.where(np.arange(200) < 10, 1e26, 1.0)
+    for parts in ([slice(0, 200)], [slice(0, 20), slice(20, 200)]):
+        with pytest.warns(ConvergenceWarning, match="true relative residual"):
+            grown = grow(KernelRidge(alpha=1e-3), X, y, weights, parts)
+        assert any("rows of ordinary weight" in text for text in grown.solve_result_.messages)
+        assert not grown.solve_result_.status.is_good
 
 
 def test_lambda_may_change_between_calls():
