@@ -17,6 +17,7 @@ from dkrr.data.rows import check_finite, dense
 from dkrr.errors import InputError, MemoryLimitError, warn_inaccurate
 from dkrr.fitting.context import Context, open_context, progress_of
 from dkrr.fitting.data import TrainingData, shared_fields
+from dkrr.fitting.fourier_ridge import ROUNDING as GRID_ROUNDING
 from dkrr.fitting.fourier_ridge import refused_alpha
 from dkrr.fitting.grids import SCANNED_BYTES
 from dkrr.fitting.primal_ridge import INEXACT_PREDICTIONS
@@ -31,7 +32,7 @@ from dkrr.kernels.blocks import mirror_lower
 from dkrr.kernels.centring import Centring
 from dkrr.kernels.fourier_grid import FourierGrid
 from dkrr.kernels.kernel_features import is_drawn
-from dkrr.kernels.map_base import FeatureMap
+from dkrr.kernels.map_base import FeatureMap, MapKernel
 from dkrr.linalg.cholesky import check_diagonal
 from dkrr.linalg.condition import SolvedProbe, scaling_of, with_probe, worst
 from dkrr.linalg.products import column_norms
@@ -49,6 +50,7 @@ Array = NDArray[np.float64]
 
 HELD_MATRICES = 3
 """D × D matrices besides those of a fit: sums of earlier rows, of the new ones and of all."""
+EPS = float(np.finfo(float).eps)
 LARGEST_POWER = 128
 """Weights are between 2 to this power, and its inverse."""
 SUMMED = "normal matrix"
@@ -79,7 +81,7 @@ class GrownSums:
     referred: ReferredSums
     n: int
     """Rows so far."""
-    weights: Array
+    weights: NDArray[np.intp]
     """Rows of positive weight so far, by the power of two of their weight: those with half of it up to it."""
 
     @property
@@ -99,12 +101,32 @@ class GrownSums:
         """
         middle = int(np.searchsorted(np.cumsum(self.weights), 0.5 * self.n_positive))
         ordinary = 2.0 ** (middle - 1 - LARGEST_POWER) * self.n_positive / self.referred.sums.total
-        return np.sqrt(np.maximum(squares, 0.0) * min(1.0, ordinary))
+        return np.asarray(np.sqrt(np.maximum(squares, 0.0) * min(1.0, ordinary)))
 
     @property
     def grid(self) -> FourierGrid | None:
         """Grid of the features, if they have one."""
         return self.feature_map if isinstance(self.feature_map, FourierGrid) else None
+
+    def grid_bounds(self, squares: Array, explained: Array, alphas: Array) -> Array:
+        """What the rounding and the error of the grid may change in predictions, relative to the targets; (t,).
+
+        It is the residual of the dual system that a fit finds, with ‖α‖ = ‖W e‖ / λ from the sums.
+
+        Parameters
+        ----------
+        squares : ndarray of shape (t,)
+            yᵀWy.
+        explained : ndarray of shape (t,)
+            The part of it that eᵀWe does not have.
+        alphas : ndarray of shape (t,)
+        """
+        grid, total = self.referred.sums.grid, self.referred.sums.total
+        error = 0.0 if isinstance(self.kernel, MapKernel) else grid.bound * np.sqrt(self.n_positive)
+        heaviest = 2.0 ** (int(np.flatnonzero(self.weights)[-1]) - LARGEST_POWER)
+        duals = np.sqrt(heaviest * np.maximum(squares - explained, EPS * squares)) / alphas
+        bounds = np.sqrt(total) * (GRID_ROUNDING * grid.unit + error) * duals
+        return relative_by_columns(bounds, self.sizes(squares))
 
     def including(self, new: "GrownSums") -> "GrownSums":
         """Sums of these rows and of others, whose features are the same."""
@@ -342,6 +364,9 @@ def _solution(grown: GrownSums, data: TrainingData) -> Solution:
         x = cho_solve(solution.lower, probe)
         probes.append((alpha, SolvedProbe.of_solution(probe[:, 0], x[:, 0], scaling)))
         del solution
+    if grown.grid is not None:
+        explained = np.einsum("ij,ij->j", system.moments + alphas * coef, coef)
+        bounds = np.fmax(bounds, grown.grid_bounds(system.squares, explained, alphas))
     matrix = system.matrix.matrix()
     mirror_lower(matrix)
     left = system.moments - matrix @ coef - coef * alphas

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from contextlib import nullcontext
 from itertools import pairwise
 
 import numpy as np
@@ -144,6 +145,20 @@ def test_rounding_that_hides_ordinary_rows_beside_heavy_ones_is_reported():
             grown = grow(KernelRidge(alpha=1e-3), X, y, weights, parts)
         assert any("rows of ordinary weight" in text for text in grown.solve_result_.messages)
         assert not grown.solve_result_.status.is_good
+
+
+def test_rounding_of_a_grid_beside_a_small_lambda_is_reported():
+    rng = np.random.default_rng(21)
+    X, y, _ = rows_of(rng, 400, "Fourier")
+    for alpha, is_good in ((1.0, True), (1e-11, False)):
+        grown = KernelRidge(**KERNELS["Fourier"], alpha=alpha)
+        with nullcontext() if is_good else pytest.warns(ConvergenceWarning, match="true relative residual"):
+            grown.partial_fit(X, y)
+        assert grown.solve_result_.status.is_good == is_good
+        with nullcontext() if is_good else pytest.warns(ConvergenceWarning, match="true relative residual"):
+            whole = KernelRidge(**KERNELS["Fourier"], alpha=alpha).fit(X, y)
+        error = np.linalg.norm(grown.predict(X) - whole.predict(X)) / np.linalg.norm(y)
+        assert error < 2.0 * max(grown.solve_result_.residual, whole.solve_result_.residual)
 
 
 def test_lambda_may_change_between_calls():
