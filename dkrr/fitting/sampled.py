@@ -97,7 +97,7 @@ def centre_linear_parts(data: Data, store: str | None = None) -> Data:
 
 
 def _origin_of(data: FitData) -> Array | None:
-    """Origin near the rows that count."""
+    """Origin near the rows that count; None of CSR rows, also where only a block shows that they are."""
     rows, weights = data.rows, data.weights
     n, d = rows.shape
     most = max(1, min(ORIGIN_ROWS, ORIGIN_BYTES // (8 * d)))
@@ -105,12 +105,14 @@ def _origin_of(data: FitData) -> Array | None:
     if weights is None:
         # Of rows that are not in memory the first are read, which lie together.
         sample = rows.read(0, n)[:: -(-n // most)] if everywhere else rows.read(0, min(n, most))
-        return centring.origin_near(data.kernel, sample, n)
-    counting = np.flatnonzero(weights)
-    some = counting[:: -(-len(counting) // most)] if everywhere else counting[:most]
-    together = not everywhere and some[-1] - some[0] + 1 == len(some)
-    sample = rows.read(int(some[0]), int(some[-1]) + 1) if together else rows.take(some)
-    return centring.origin_near(data.kernel, sample, len(counting), weights[some])
+        n_positive, shares = n, None
+    else:
+        counting = np.flatnonzero(weights)
+        some = counting[:: -(-len(counting) // most)] if everywhere else counting[:most]
+        together = not everywhere and some[-1] - some[0] + 1 == len(some)
+        sample = rows.read(int(some[0]), int(some[-1]) + 1) if together else rows.take(some)
+        n_positive, shares = len(counting), weights[some]
+    return centring.origin_near(data.kernel, sample, n_positive, shares) if isinstance(sample, np.ndarray) else None
 
 
 def nystroem_map(settings: Nystroem, rows: Rows, progress: Progress | None = None) -> NystroemMap:

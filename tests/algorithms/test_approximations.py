@@ -17,7 +17,7 @@ from dkrr.blas import BYTES_PER_THREAD
 from dkrr.data import MemoryRows, as_rows
 from dkrr.errors import InputError, MemoryLimitError
 from dkrr.features import Nystroem, RandomFourier, feature_map
-from dkrr.fitting.sampled import by_name, drawn, nystroem_map
+from dkrr.fitting.sampled import nystroem_map, with_sampled_maps, with_stored_arrays
 from dkrr.kernels import RBF, Laplacian, Linear, Matern, fourier
 from dkrr.kernels.descriptions import feature_map_from_dict
 from dkrr.kernels.map_base import MapKernel
@@ -154,11 +154,14 @@ SAMPLED = Linear() + Nystroem(RBF(gamma=0.3), 40, "uniform")
 def test_what_travels_of_drawn_centres_is_their_name(convert, tmp_path):
     X, store = convert(np.maximum(random(300, 4), 0.0)), RunStore(str(tmp_path / "run.zarr"))
     store.open()
-    context, kernel = SimpleNamespace(client=None, stored=SimpleNamespace(store=store)), drawn(SAMPLED, MemoryRows(X))
+    context, kernel = (
+        SimpleNamespace(client=None, stored=SimpleNamespace(store=store)),
+        with_sampled_maps(SAMPLED, MemoryRows(X)),
+    )
     value = feature_map(kernel, 4)
-    assert by_name(value, context) is value  # tasks stay in this process
+    assert with_stored_arrays(value, context) is value  # tasks stay in this process
     context.client = "a cluster"
-    message = pickle.dumps(by_name(value, context))
+    message = pickle.dumps(with_stored_arrays(value, context))
     assert len(message) < 2000 < len(pickle.dumps(value))
     again, w, v = pickle.loads(message), random(value.dimension(4), 2, seed=1), random(300, 2, seed=2)
     for ask in (
@@ -168,7 +171,7 @@ def test_what_travels_of_drawn_centres_is_their_name(convert, tmp_path):
         lambda phi: (phi.entry_seconds(4), phi.held_bytes(4)),
     ):
         assert_array_equal(ask(again), ask(value))
-    assert_array_equal(by_name(kernel, context)(X), kernel(X))
+    assert_array_equal(with_stored_arrays(kernel, context)(X), kernel(X))
 
 
 # Fourier features

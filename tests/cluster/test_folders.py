@@ -124,12 +124,12 @@ def test_where_files_cannot_be_locked_there_is_no_lock(tmp_path, monkeypatch):
 
 SCRIPT = """
 import os, signal, sys, time
-from dkrr.cluster.process import ended_in_order
+from dkrr.cluster.process import graceful_termination
 {before}
 try:
-    with ended_in_order():
+    with graceful_termination():
         try:
-            with ended_in_order():
+            with graceful_termination():
                 os.kill(os.getpid(), signal.{name})
                 time.sleep(20)
         {after}
@@ -185,7 +185,7 @@ def test_handlers_of_others_stay():
 
 EVERYWHERE = """
 import os, re, signal, sys
-from dkrr.cluster.process import ended_in_order
+from dkrr.cluster.process import graceful_termination
 from dkrr.store.places import written_aside
 
 def fit(k):
@@ -199,7 +199,7 @@ def fit(k):
             os.kill(os.getpid(), signal.SIGTERM)
         return trace
 
-    with ended_in_order():
+    with graceful_termination():
         sys.settrace(trace)
         with written_aside("a", overwrite=False, listed=re.compile("b") if sys.argv[1] == "folder" else None) as place:
             sys.settrace(None)

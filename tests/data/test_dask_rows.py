@@ -257,3 +257,11 @@ def test_blocks_that_their_dtype_holds_and_masks_that_hide_nothing_are_taken():
     masked = da.from_array(np.ma.masked_greater(Y, 1.0), chunks=12)
     with pytest.raises(InputTypeError, match="y has masked entries"):
         load_targets(masked[masked < 5])  # of unknown length
+
+
+def test_a_linear_fit_with_an_intercept_takes_csr_blocks_without_weights():
+    X = sp.random_array((60, 5), density=0.4, format="csr", rng=np.random.default_rng(0))
+    y = np.arange(60.0)
+    lazy = da.from_array(X.toarray(), chunks=(20, 5)).map_blocks(sp.csr_array)
+    expected = KernelRidge(kernel="linear", fit_intercept=True).fit(X, y).predict(X)
+    assert_close(KernelRidge(kernel="linear", fit_intercept=True).fit(lazy, y).predict(X), expected, 1e-12)

@@ -114,7 +114,7 @@ def test_least_squares_of_a_singular_matrix_has_no_silent_answer(data):
 def hasty(monkeypatch):
     """Conjugate gradient that is chosen for anything, and gives up after two iterations."""
     monkeypatch.setattr(explain, "MIN_CG_SPEEDUP", 1e-6)
-    for name in ("TINY_SECONDS", "SMALL_SECONDS", "SHORT_SECONDS"):
+    for name in ("TINY_SECONDS", "SMALL_SECONDS", "MIN_COMPARED_SECONDS"):
         monkeypatch.setattr(planner, name, 0.0)
     monkeypatch.setattr(explain, "SMALL_SECONDS", 0.0)
     monkeypatch.setattr(iteration, "settings_of", lambda plan: ConjugateGradient(max_iter=2))
