@@ -348,30 +348,29 @@ def _solution(grown: GrownSums, data: TrainingData) -> Solution:
     """
     referred, alphas = grown.referred, data.alphas
     system = referred.sums.system(has_intercept=grown.fit_intercept)
-    dimension, t = len(system.moments), len(alphas)
-    coef, constants, bounds, conditions = np.empty((dimension, t)), np.empty(t), np.empty(t), list[float]()
-    left, probes = np.empty((dimension, t)), list[tuple[float, SolvedProbe]]()
-    sizes = grown.sizes(system.squares)
-    diagonal = system.matrix.diagonal()
+    diagonal, sizes, probes = system.matrix.diagonal(), grown.sizes(system.squares), list[SolvedProbe]()
+    coef, constants, rounded, pivots = np.empty_like(system.moments), *np.empty((3, len(alphas)))
     check_diagonal(diagonal)
     for alpha, columns in data.alpha_groups():
         with in_terms_of_alpha([alpha], "primal", partial(scale_of, data, "primal")):
             solution = system.solution(alpha)
         coef[:, columns], constants[columns] = solution.coef[:, columns], solution.constants[columns]
-        bounds[columns] = relative_by_columns(solution.rounding(), sizes)[columns]
+        rounded[columns], pivots[columns] = solution.rounded[columns], solution.least_pivot
         scaling = scaling_of(diagonal + alpha)
-        probe = with_probe(np.empty((dimension, 0)), scaling)
+        probe = with_probe(np.empty((len(coef), 0)), scaling)
         x = cho_solve(solution.lower, probe)
-        probes.append((alpha, SolvedProbe.of_solution(probe[:, 0], x[:, 0], scaling)))
-        del solution
+        probes.append(SolvedProbe.of_solution(probe[:, 0], x[:, 0], scaling))
+        del solution  # the next ones need the memory of its factor
+    matrix, conditions = system.matrix.matrix(), np.empty(len(alphas))
+    mirror_lower(matrix)
+    left = system.moments - matrix @ coef - coef * alphas
+    for (alpha, columns), one in zip(data.alpha_groups(), probes, strict=True):
+        conditions[columns] = one.condition(matrix @ one.vector + alpha * one.vector)
+    # As `NormalSolution.rounding`: where the probe sees a larger condition number than the pivots, with that.
+    bounds = relative_by_columns(rounded * np.sqrt(np.fmax(conditions, 1.0 / pivots)), sizes)
     if grown.grid is not None:
         explained = np.einsum("ij,ij->j", system.moments + alphas * coef, coef)
         bounds = np.fmax(bounds, grown.grid_bounds(system.squares, explained, alphas))
-    matrix = system.matrix.matrix()
-    mirror_lower(matrix)
-    left = system.moments - matrix @ coef - coef * alphas
-    for alpha, one in probes:
-        conditions.append(one.condition(matrix @ one.vector + alpha * one.vector))
     residuals = relative_by_columns(column_norms(left), column_norms(system.moments))
     messages = [f"sums of {plural(grown.n, 'row')}, {data.n:,} of them in this call"]
     if is_drawn(grown.asked):
@@ -387,6 +386,6 @@ def _solution(grown: GrownSums, data: TrainingData) -> Solution:
         residual=float(residuals.max()),
         residual_of=NORMAL_EQUATIONS,
         residuals=residuals,
-        condition=worst(conditions),
+        condition=worst(conditions.tolist()),
         messages=tuple(messages),
     )

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 from contextlib import nullcontext
 from itertools import pairwise
 
@@ -159,6 +160,22 @@ def test_rounding_of_a_grid_beside_a_small_lambda_is_reported():
             whole = KernelRidge(**KERNELS["Fourier"], alpha=alpha).fit(X, y)
         error = np.linalg.norm(grown.predict(X) - whole.predict(X)) / np.linalg.norm(y)
         assert error < 2.0 * max(grown.solve_result_.residual, whole.solve_result_.residual)
+
+
+def test_rounding_beside_columns_that_nearly_depend_on_each_other_is_reported():
+    rng = np.random.default_rng(22)
+    rotation = np.linalg.qr(rng.standard_normal((20, 20)))[0]
+    X = rng.standard_normal((1000, 20)) @ (rotation * np.logspace(0, -7, 20)) @ rotation.T
+    y = X @ rng.standard_normal(20) + 0.1 * rng.standard_normal(1000)
+    for alpha in (1e-4, 1e-8, 1e-11):
+        stacked = np.vstack([X, np.sqrt(alpha) * np.eye(20)])
+        expected = X @ np.linalg.lstsq(stacked, np.append(y, np.zeros(20)), rcond=0)[0]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            grown = grow(KernelRidge(alpha=alpha), X, y, None, pieces(rng, 1000, 20))
+        error = np.linalg.norm(grown.predict(X) - expected) / np.linalg.norm(y)
+        assert error < max(1e-6, grown.solve_result_.residual)
+    assert not grown.solve_result_.status.is_good
 
 
 def test_lambda_may_change_between_calls():
