@@ -876,7 +876,7 @@ class KernelRidge(RidgeRegressor):
         `dkrr.features`. Rows to predict must then be in the box, too.
 
         `solve_result_.residual` is that of the normal equations, since a residual of the dual system
-        needs all rows; `plan_` is of the rows so far. Unavailable are `dual_coef_`, `X_fit_`,
+        needs all rows; `plan_` has the time and memory of the call. Unavailable are `dual_coef_`, `X_fit_`,
         standard deviations, intervals, the likelihood and leave-one-out residuals: for these give
         all rows to `fit`. A saved and loaded model predicts, and does not grow; pickle keeps the sums.
 

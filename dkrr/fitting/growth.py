@@ -251,7 +251,10 @@ def grown(known: GrownSums | None, request: FitRequest, asked: Kernel, show: boo
 
 
 def _planned(known: GrownSums | None, request: FitRequest) -> tuple[FitRequest, Plan]:
-    """Request in the primal form with a factor, in the calling process, and its plan for the rows so far."""
+    """Request in the primal form with a factor, in the calling process, and its plan; its problem has all rows so far.
+
+    Time and memory are those of the call, which do not grow with the rows so far.
+    """
     settings = request.settings
     if isinstance(settings.solver, ConjugateGradient):
         raise InputError(
@@ -270,7 +273,7 @@ def _planned(known: GrownSums | None, request: FitRequest) -> tuple[FitRequest, 
     )
     if known is not None:
         request = request.with_settings(kernel=known.drawn, grid=known.grid)
-        plan = plan_for_rows(known.problem_of(request.problem()), request.rows, resources)
+        plan = plan_for_rows(request.problem(), request.rows, resources)  # of this call alone
     else:
         try:
             plan = plan_of(request, resources)
@@ -279,11 +282,12 @@ def _planned(known: GrownSums | None, request: FitRequest) -> tuple[FitRequest, 
                 f"kernel is {request.settings.kernel!r}, and partial_fit takes the primal form, which it has not: "
                 f"{error}; expected one that has: {FEATURES_REMEDY}"
             ) from error
-    return request, _with_sums(plan, request.rows.shape[0] / plan.problem.n)
+    plan = _with_sums(plan)
+    return request, plan if known is None else replace(plan, problem=known.problem_of(plan.problem))
 
 
-def _with_sums(plan: Plan, part: float) -> Plan:
-    """Plan with the memory of the sums that are kept and merged, and the time of this part of the rows.
+def _with_sums(plan: Plan) -> Plan:
+    """Plan with the memory of the sums that are kept and merged, and without stages that need dual coefficients.
 
     Raises
     ------
@@ -300,7 +304,7 @@ def _with_sums(plan: Plan, part: float) -> Plan:
             f"other ways. Nothing was computed"
         )
     stages = tuple(
-        replace(one, peak_bytes=one.peak_bytes + more, seconds=one.seconds * (part if one.name == SUMMED else 1.0))
+        replace(one, peak_bytes=one.peak_bytes + more)
         for one in plan.chosen.stages
         if one.name in (SUMMED, "factorisation")
     )

@@ -350,6 +350,16 @@ def test_limits_are_those_of_memory_and_of_lambda():
         KernelRidge(**KERNELS["Fourier"], alpha=1e-16).partial_fit(X[:, :1] / 3, y)
 
 
+def test_the_plan_of_a_call_does_not_grow_with_the_rows_so_far():
+    X, y, _ = rows_of(np.random.default_rng(23), 2000, "Fourier")
+    model, peaks = KernelRidge(**KERNELS["Fourier"], memory_limit="1 GiB"), []
+    for _ in range(4):
+        model.partial_fit(X, y)
+        peaks.append(model.plan_.peak_bytes - model.plan_.resources.local_baseline_bytes)
+    assert model.plan_.problem.n == 8000 and str(model.plan_).startswith("dkrr plan: 8,000 rows")
+    assert max(peaks) == min(peaks) and model.plan_.peak_bytes < 2**30
+
+
 def test_a_search_does_not_grow():
     assert not hasattr(KernelRidgeCV(), "partial_fit")
 
