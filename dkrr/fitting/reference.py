@@ -61,19 +61,21 @@ def reference_of(data: FitData, feature_rows: Callable[[Block], Any]) -> Array:
     assert data.feature_map is not None
     d = data.rows.shape[1]
     strips = _strips(data, max(1, SAMPLE_BYTES // (8 * max(data.feature_map.dimension(d), d))))
-    numbers, where = np.unique(strips, return_inverse=True)
-    x = data.rows.take(numbers)
-    try:
-        check_finite(x, "X")
-    except InputError:
-        scan(data.rows, "X")  # which raises, with the number of the row in X
-        raise
-    weights = np.ones(strips.shape) if data.weights is None else data.weights[strips]
-    shares = weights / (weights.sum(axis=1, keepdims=True) * len(strips))
-    features = np.asarray(feature_rows(x), np.float64)
-    with np.errstate(over="ignore", invalid="ignore"):
-        found = features[0] + np.bincount(where.ravel(), shares.ravel()) @ (features - features[0])
-    return checked_sums(found)
+    first, total = None, 0.0
+    for numbers in strips:
+        x = data.rows.read(int(numbers[0]), int(numbers[-1]) + 1)  # one by one: each may take the memory of a chunk
+        try:
+            check_finite(x, "X", int(numbers[0]))
+        except InputError:
+            scan(data.rows, "X")  # whose message names the first such row
+            raise
+        weights = np.ones(len(numbers)) if data.weights is None else data.weights[numbers]
+        features = np.asarray(feature_rows(x), np.float64)
+        first = np.array(features[0]) if first is None else first
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = total + weights @ (features - first) / (weights.sum() * len(strips))
+    assert first is not None
+    return checked_sums(first + total)
 
 
 def checked_sums(sums: Array) -> Array:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import zarr
 from flint import arb, arb_mat
 
 from dkrr import KernelRidge
@@ -18,6 +19,7 @@ from dkrr.kernels.maps import IdentityMap
 from dkrr.solvers import Cholesky
 from tests import precise
 from tests.stores import place
+from tests.systems import traced_peak
 
 N = 5000
 RNG = np.random.default_rng(0)
@@ -74,6 +76,15 @@ def test_of_rows_in_chunks_few_are_read(tmp_path):
         )
         reference_of(data_of(rows, None), dense)
     assert sum(read) <= SAMPLE_ROWS + 2 * 16 * STRIPS
+
+
+def test_the_sample_takes_the_memory_of_one_chunk_at_a_time(tmp_path):
+    n, d = 16_000, 64
+    array = zarr.create_array(tmp_path / "x.zarr", shape=(n, d), chunks=(2000, d), dtype="float64")  # compressed
+    array[:] = np.random.default_rng(0).standard_normal((n, d))
+    rows = as_rows(tmp_path / "x.zarr")
+    peak = traced_peak(lambda: reference_of(data_of(rows, None), dense))
+    assert peak < 6 * 2000 * d * 8, "and not eight chunks, compressed and not"
 
 
 def test_a_bad_row_of_the_sample_is_refused_with_the_first_one_of_all():
