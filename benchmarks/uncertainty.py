@@ -1,6 +1,6 @@
 """Variances by conjugate gradient beside those of a Cholesky factor: whether the certified bounds hold, and how wide.
 
-``python -m benchmarks.uncertainty bounds`` fits kernels with several λ, with and without weights and a free constant,
+``python -m benchmarks.uncertainty bounds`` fits kernels with several λ, with and without weights and an intercept,
 to random rows. It computes the bounds by conjugate gradient, and the variances from LAPACK's Cholesky factor of the
 dense matrix, refined by the residual so that only the rounding of a scalar product is left. One line of JSON for each
 case on stdout; the command fails if a bound does not hold.

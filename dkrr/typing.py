@@ -67,7 +67,7 @@ class SupportsChunks(Protocol):
 
 
 class SupportsDaskGraph(Protocol):
-    """What Dask may be behind: its collections, and arrays of xarray."""
+    """Containers that Dask may compute: its collections, and arrays of xarray."""
 
     def __dask_graph__(self) -> Any: ...
 
@@ -153,7 +153,7 @@ GroupsLike: TypeAlias = Sequence[Any] | SupportsArray
 """Group of every row, for splitters that keep the rows of a group together."""
 
 NumbersLike: TypeAlias = float | Sequence[float] | SupportsArray
-"""One number, or several in one dimension."""
+"""A number, or several in one dimension."""
 
 KernelName: TypeAlias = Literal[
     "additive_chi2",
@@ -175,7 +175,7 @@ KernelLike: TypeAlias = KernelName | Kernel | FeatureMap | Callable[..., Any]
 """A name, a value of `dkrr.kernels` or `dkrr.features`, or a function of two blocks of rows."""
 
 TransformerLike: TypeAlias = Literal["standardize"] | SupportsTransform
-"""What X passes through before the kernel: StandardScaler by its name, or any transformer of scikit-learn."""
+"""Transformer of X before the kernel: StandardScaler by its name, or any transformer of scikit-learn."""
 
 FoldsLike: TypeAlias = int | Literal["loo"] | SupportsSplit | Iterable[tuple[Any, Any]]
 """Folds: their number, "loo" (one row at a time), a splitter of scikit-learn, or pairs (train, test) of row numbers."""

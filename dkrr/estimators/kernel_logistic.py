@@ -428,7 +428,7 @@ class KernelLogisticRegression(KernelClassifier):
     """Exact kernel logistic regression, in memory, out of core or on a Dask cluster.
 
     Minimises −Σᵢ vᵢ log p(yᵢ | xᵢ) + λ Σₖ ‖fₖ‖² over the functions fₖ of the kernel's space, plus
-    free constants with `fit_intercept`, by Newton's method. The interface is that of scikit-learn;
+    intercepts with `fit_intercept`, by Newton's method. The interface is that of scikit-learn;
     rows may also be in tables, files and arrays that do not fit in memory. A planner chooses how
     the fit is computed, by projected time, memory and disk: `dkrr.plan` with ``loss="logistic"``
     shows it before the fit, and `plan_` after it.

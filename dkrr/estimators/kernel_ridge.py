@@ -79,8 +79,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     rkhs_norm_: float | Array
     n_iter_: int | None
 
-    _known_processes: Posteriors | None = None
-    """Gaussian processes of the last fit, which are made when they are first asked for; None on models that were saved
+    _known_posteriors: Posteriors | None = None
+    """Posteriors of the last fit, which are made when they are first asked for; None on models that were saved
     without what these are made of."""
     _grown: GrownSums | None = None
     """Sums over the rows of all calls of `partial_fit`; None after `fit`."""
@@ -284,9 +284,9 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
 
     def _variances(self, n_rows: int, variance_scale: float | None, block_rows: int | None = None) -> Variances:
         """Variances at new rows, by the method that takes least time for their number; see `Posteriors.variances`."""
-        processes = self._processes()
+        posteriors = self._posteriors()
         self._refuse_precomputed()
-        return processes.variances(n_rows, variance_scale, block_rows)
+        return posteriors.variances(n_rows, variance_scale, block_rows)
 
     def _refuse_precomputed(self) -> None:
         """Refuse standard deviations without k(x, x)."""
@@ -385,8 +385,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     ) -> CrossValidationIntervals:
         """Intervals with a given probability, of this name in messages."""
         coverage = checked_coverage(coverage, name)
-        processes = self._processes()
-        return processes.intervals(self._partition(cv, groups, processes.targets), coverage)
+        posteriors = self._posteriors()
+        return posteriors.intervals(self._partition(cv, groups, posteriors.targets), coverage)
 
     def _partition(self, cv: Any, groups: Any, targets: NDArray[np.float64]) -> Any:
         """Rows of every fold of intervals."""
@@ -405,16 +405,16 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         has_interval = interval is not None
         if has_interval:
             checked_coverage(interval, "interval")
-        processes = self._processes() if return_std or has_interval else None
+        posteriors = self._posteriors() if return_std or has_interval else None
         if return_std:
             self._refuse_precomputed()
         folds = self._default_folds() if has_interval else ()
         n_columns = self._model.n_targets * (1 + return_std + 2 * has_interval)
-        return plan_of_rows(self._model, rows, Asked(n_columns, processes, return_std, folds), self.memory_limit)
+        return plan_of_rows(self._model, rows, Asked(n_columns, posteriors, return_std, folds), self.memory_limit)
 
     def _default_folds(self) -> tuple[NDArray[np.intp], ...]:
         """Rows of each fold that `predict_interval` takes where none are given."""
-        return _interval_folds(None, self._folds, self._processes().targets, None).test
+        return _interval_folds(None, self._folds, self._posteriors().targets, None).test
 
     def _folds_to_keep(self, targets: NDArray[np.float64], own: Folds | None) -> tuple[NDArray[np.intp], ...]:
         """Folds without which the fit computes models as well: those of a search if they serve; none unless asked."""
@@ -441,7 +441,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         InputError
             If the model was saved without ``uncertainty=True``.
         """
-        return self._plain(self._processes().log_likelihoods()[0])
+        return self._plain(self._posteriors().log_likelihoods()[0])
 
     def log_marginal_likelihood_std(self) -> float | Array:
         """Standard error of `log_marginal_likelihood`; 0.0 where that is exact.
@@ -456,7 +456,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         InputError
             If the model was saved without ``uncertainty=True``.
         """
-        return self._plain(self._processes().log_likelihoods()[1])
+        return self._plain(self._posteriors().log_likelihoods()[1])
 
     def _plain(self, values: Array) -> float | Array:
         """Numbers of every target, of shape (t,); one number for a vector of targets."""
@@ -480,7 +480,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
             or idf), which would take a fit for every row, or the model was saved without
             ``uncertainty=True``.
         """
-        found = self._processes().loo_residuals()
+        found = self._posteriors().loo_residuals()
         return found[:, 0] if self._is_vector else found
 
     @property
@@ -490,7 +490,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         Unavailable before the first of these, where the fit or the saved model holds a factor, and
         in primal form, which always has one.
         """
-        plan = None if self._known_processes is None else self._known_processes.plan
+        plan = None if self._known_posteriors is None else self._known_posteriors.plan
         if plan is None:
             raise AttributeError(
                 "uncertainty_plan_ is not known; expected a call of predict(X, return_std=True) or "
@@ -498,20 +498,20 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
             )
         return plan
 
-    def _processes(self) -> Posteriors:
-        """Gaussian processes of the last fit, with the limit of memory and the display that the estimator has now."""
+    def _posteriors(self) -> Posteriors:
+        """Posteriors of the last fit, with the limit of memory and the display that the estimator has now."""
         self._check_fitted()
         if self._grown is not None:
             raise InputError(
                 "the model was grown by partial_fit, which keeps sums and not the rows, and uncertainties need them; "
                 "expected a model of all rows at once: give all rows to fit"
             )
-        if self._known_processes is None:
+        if self._known_posteriors is None:
             raise InputError(
                 "the model was saved without its targets, and errors cannot be computed; expected one saved by "
                 "dkrr.save(model, path, uncertainty=True) (--uncertainty of the command line), or fitted here: call fit"
             )
-        return self._known_processes.within(self.memory_limit, self.progress)
+        return self._known_posteriors.within(self.memory_limit, self.progress)
 
     def _settings(self, kernel: Kernel) -> Settings:
         return replace(super()._settings(kernel), uncertainty=checked_uncertainty(self.uncertainty))
@@ -580,7 +580,9 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         """Set the fitted attributes of a fit."""
         (model,) = fitted.models
         self._grown = None
-        self._known_processes = model.processes or Posteriors(request, model.function.kernel, grid=model.function.grid)
+        self._known_posteriors = model.posteriors or Posteriors(
+            request, model.function.kernel, grid=model.function.grid
+        )
         assert model.norms is not None
         self._take(model.function, model.dual_coef, is_vector=is_vector)
         self.rkhs_norm_ = float(model.norms[0]) if is_vector else model.norms
@@ -919,7 +921,7 @@ class KernelRidge(RidgeRegressor):
         assert model.norms is not None
         is_vector = y.ndim == 1
         self._take(model.function, None, is_vector=is_vector)
-        self._grown, self._known_processes = found, None
+        self._grown, self._known_posteriors = found, None
         self.rkhs_norm_ = float(model.norms[0]) if is_vector else model.norms
         self.solve_result_, self.n_iter_ = model.result, None
         self._finish(fitted, rows, X)
@@ -966,7 +968,7 @@ class KernelRidge(RidgeRegressor):
         if known is not None:
             before, has_intercept = known.asked, known.fit_intercept
         else:
-            given = self._processes().given
+            given = self._posteriors().given
             if given.learned is not None:
                 raise _learns(given.learned.kernel)
             before, has_intercept = given.settings.kernel, given.settings.fit_intercept

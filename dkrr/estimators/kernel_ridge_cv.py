@@ -85,7 +85,7 @@ FITTED = (
     "solve_result_",
     "_model",
     "_is_vector",
-    "_known_processes",
+    "_known_posteriors",
     *OF_INPUTS,
 )
 """Attributes of the last fit."""

@@ -54,11 +54,11 @@ def summary_of(model: KernelEstimator) -> dict[str, Any]:
 
 def _residuals(model: KernelEstimator) -> list[dict[str, Any]]:
     """Distribution of y − f(x) = λ α / w at the training rows, of the first targets; empty where it is not known."""
-    processes, alpha = getattr(model, "_known_processes", None), getattr(model, "dual_coef_", None)
-    if processes is None or alpha is None:
+    posteriors, alpha = getattr(model, "_known_posteriors", None), getattr(model, "dual_coef_", None)
+    if posteriors is None or alpha is None:
         return []
     try:
-        request = processes.request
+        request = posteriors.request
     except InputError:  # y was changed: what it was is not known
         return []
     outputs, weights = request.outputs, request.weights

@@ -33,7 +33,7 @@ from dkrr.estimators.model_description import (
     summary_of,
 )
 from dkrr.fitting.fitted_function import FittedFunction
-from dkrr.fitting.fold_models import KeptFolds
+from dkrr.fitting.fold_models import SavedFolds
 from dkrr.fitting.posteriors import Posteriors
 from dkrr.fitting.requests import FitRequest, Learned, Targets, checked_weights
 from dkrr.fitting.results import SavedPosterior
@@ -179,11 +179,11 @@ def write_model(
     transformer = uncertain = None
     if uncertainty is not False:
         assert isinstance(model, KernelRidge)  # checked above
-        uncertain, more = _kept_of(model._processes(), folds, with_factors=uncertainty is True)
+        uncertain, more = _saved_of(model._posteriors(), folds, with_factors=uncertainty is True)
         parts = more | parts  # the rows that predictions read, if they read any
         if uncertainty is True:
             assert isinstance(given, RidgeRegressor)
-            _add_fold_models(uncertain, parts, model._processes(), given._default_folds())
+            _add_fold_models(uncertain, parts, model._posteriors(), given._default_folds())
     if "transformer_" in vars(model):
         from dkrr.data.transformers_saved import saved_transformer
 
@@ -207,12 +207,12 @@ def write_model(
         write_group(url, {**description, "stored": {name: rows.describe() for name, rows in written.items()}})
 
 
-def _kept_of(
-    processes: Posteriors, folds: Folds | None, *, with_factors: bool
+def _saved_of(
+    posteriors: Posteriors, folds: Folds | None, *, with_factors: bool
 ) -> tuple[dict[str, Any], dict[str, Rows]]:
     """Description and arrays of what uncertainties are computed from."""
-    request = processes.request
-    parts: dict[str, Rows] = {layout.ROWS: request.rows, layout.TARGETS: MemoryRows(processes.targets)}
+    request = posteriors.request
+    parts: dict[str, Rows] = {layout.ROWS: request.rows, layout.TARGETS: MemoryRows(posteriors.targets)}
     if request.weights is not None:
         parts[layout.WEIGHTS] = MemoryRows(request.weights[:, None])
     if folds is not None and folds.serve_intervals:
@@ -221,23 +221,23 @@ def _kept_of(
             fold_of[rows] = k
         parts[layout.FOLDS] = MemoryRows(fold_of)
     factors = list[dict[str, Any]]()
-    for k, (alpha, kept) in enumerate(processes.kept().items() if with_factors else ()):
-        factors.append({"alpha": alpha, **kept.numbers})
-        parts |= {f"{name}-{k}": rows for name, rows in kept.arrays.items()}
+    for k, (alpha, saved) in enumerate(posteriors.saved().items() if with_factors else ()):
+        factors.append({"alpha": alpha, **saved.numbers})
+        parts |= {f"{name}-{k}": rows for name, rows in saved.arrays.items()}
     return {"solver": described_solver(request.settings.solver), "factors": factors}, parts
 
 
 def _add_fold_models(
-    uncertain: dict[str, Any], parts: dict[str, Rows], processes: Posteriors, folds: Sequence[NDArray[np.intp]]
+    uncertain: dict[str, Any], parts: dict[str, Rows], posteriors: Posteriors, folds: Sequence[NDArray[np.intp]]
 ) -> None:
     """Add models that leave out folds to what is saved, where they are known."""
-    for k, (alpha, kept) in enumerate(processes.kept_folds(folds).items()):
-        uncertain.setdefault("folds", []).append({"alpha": alpha, "form": kept.form, "doubt": kept.doubt})
-        arrays = kept.coef, kept.constants[:, None], kept.errors
+    for k, (alpha, saved) in enumerate(posteriors.saved_folds(folds).items()):
+        uncertain.setdefault("folds", []).append({"alpha": alpha, "form": saved.form, "doubt": saved.doubt})
+        arrays = saved.coef, saved.constants[:, None], saved.errors
         parts |= {f"{name}-{k}": MemoryRows(array) for name, array in zip(layout.FOLD_ARRAYS, arrays, strict=True)}
 
 
-def _restore_processes(model: KernelRidge, description: dict[str, Any], stored: dict[str, StoredCopy]) -> None:
+def _restore_posteriors(model: KernelRidge, description: dict[str, Any], stored: dict[str, StoredCopy]) -> None:
     """Give a loaded regression what its uncertainties are computed from."""
     function, found = model._model, description["uncertainty"]
     targets, rows = whole(stored[layout.TARGETS]), function.rows
@@ -249,7 +249,7 @@ def _restore_processes(model: KernelRidge, description: dict[str, Any], stored: 
     is_right = len(lengths) == 1 and targets.shape[1] == function.n_targets and np.isfinite(targets).all()
     if not is_right or rows.shape[1] != function.n_features:
         raise ValueError(f"targets of shape {targets.shape} for training rows of shape {rows.shape}")
-    alphas, kept = checked_alphas(model.alpha, targets.shape[1]), dict[float, SavedPosterior]()
+    alphas, saved = checked_alphas(model.alpha, targets.shape[1]), dict[float, SavedPosterior]()
     for k, numbers in enumerate(found["factors"]):
         alpha = numbers["alpha"]
         more = [name for name in layout.MORE_KEPT_ARRAYS if f"{name}-{k}" in stored]
@@ -259,27 +259,27 @@ def _restore_processes(model: KernelRidge, description: dict[str, Any], stored: 
             TileGrid(n, numbers["tile"], numbers["panel"])
         if len(numbers["quadratic"]) != np.count_nonzero(alphas == alpha):
             raise ValueError(f"a factor for λ = {alpha} of other targets")
-        kept[alpha] = SavedPosterior(numbers, dict(arrays))
+        saved[alpha] = SavedPosterior(numbers, dict(arrays))
     model.solver = solver_of(found["solver"])
     weights = None if weights is None else checked_weights(weights, n)
     asked = model._kernel()
     given = asked if is_drawn(asked) else function.kernel  # models without a fold draw again
     learned = Learned(asked, None) if asked.learns_values else None
     request = FitRequest(model._settings(given), rows, Targets(targets, alphas), weights, learned=learned)
-    model._known_processes = Posteriors(request, function.kernel, kept, function.grid)
+    model._known_posteriors = Posteriors(request, function.kernel, saved, function.grid)
     if fold_of is not None:
         if not np.array_equal(np.unique(fold_of), np.arange(fold_of.max() + 1)):
             raise ValueError("folds that are not numbered from 0")
         members = np.split(np.argsort(fold_of, kind="stable"), np.cumsum(np.bincount(fold_of))[:-1])
         model._folds = Folds(n, tuple(members))
     if "folds" in found:
-        kept_folds = list[KeptFolds]()
+        saved_folds = list[SavedFolds]()
         for k, described in enumerate(found["folds"]):
             coef, constants, errors = (whole(stored[f"{name}-{k}"]) for name in layout.FOLD_ARRAYS)
-            kept_folds.append(KeptFolds(described["form"], described["doubt"], coef, constants[:, 0], errors))
+            saved_folds.append(SavedFolds(described["form"], described["doubt"], coef, constants[:, 0], errors))
         if [described["alpha"] for described in found["folds"]] != sorted(set(alphas.tolist())):
             raise ValueError("models without a fold for other λ")
-        model._known_processes.keep_folds(model._default_folds(), kept_folds)
+        model._known_posteriors.keep_folds(model._default_folds(), saved_folds)
 
 
 def check_model_path(path: str | Path, *, overwrite: bool, name: str = "path") -> None:
@@ -458,7 +458,7 @@ def _loaded(
     if found["uncertainty"] is not None:
         if not isinstance(model, KernelRidge):
             raise ValueError(f"a {kind.__name__} with targets")
-        _restore_processes(model, found, stored)
+        _restore_posteriors(model, found, stored)
     if found["feature_names"] is not None:
         model.feature_names_in_ = np.array(found["feature_names"], object)
     return model

@@ -325,7 +325,7 @@ def _in_a_row(parameters: list[dict[str, Any]], best: int, name: str) -> list[in
 
 
 def without_constant(means: Array, deviations: Array, r2: Array | None) -> Iterator[str]:
-    """Words for a model without a free constant whose targets are far from 0.
+    """Words for a model without an intercept whose targets are far from 0.
 
     Parameters
     ----------
@@ -342,7 +342,7 @@ def without_constant(means: Array, deviations: Array, r2: Array | None) -> Itera
         of = "" if len(means) == 1 else f" of target {k} (counted from 0)"
         yield (
             f"the targets' mean{of} is {means[k]:.3g} and their standard deviation {deviations[k]:.3g}{found}, "
-            f"without a free constant: fit_intercept=True (--fit-intercept) adds one"
+            f"without an intercept: fit_intercept=True (--fit-intercept) adds one"
         )
 
 

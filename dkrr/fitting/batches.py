@@ -90,7 +90,7 @@ def solve_in_batches(
             release_pages(data.targets)
         intercept[batch.columns], squares[batch.columns] = found.intercept, found.squares
         residuals[batch.columns] = found.residuals
-        solutions.append(replace(found, dual_coef=None, rows=None, kept={}))
+        solutions.append(replace(found, dual_coef=None, rows=None, saved={}))
         for alpha in batch.last_of:
             form.release(alpha)
     return Solution(
@@ -104,7 +104,7 @@ def solve_in_batches(
         residuals=residuals,
         squares=squares,
         messages=_different([m for s in solutions for m in s.messages]),
-        kept=form.kept(),
+        saved=form.saved(),
     )
 
 

@@ -136,9 +136,9 @@ class MemorySystems(DirectSystems):
         """Factors that were discarded, by type: their memory is for the next ones, as new pages take long to get."""
 
     @classmethod
-    def kept(cls, kept: InMemoryMatrix, context: Context, *, keeps_factors: bool = False) -> "MemorySystems":
+    def of(cls, matrix: InMemoryMatrix, context: Context, *, keeps_factors: bool = False) -> "MemorySystems":
         """A that stays in memory."""
-        return cls(kept, kept.grid, kept.diagonal, context, keeps_factors=keeps_factors)
+        return cls(matrix, matrix.grid, matrix.diagonal, context, keeps_factors=keeps_factors)
 
     def kept_factor(self, group: str, shift: Array) -> MemoryMatrix:  # noqa: ARG002
         return self._factors[group]

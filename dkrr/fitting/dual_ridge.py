@@ -96,7 +96,7 @@ class DualRidge:
     def release(self, alpha: float) -> None:
         """Give up what only the targets of one λ need, once all of its batches are solved."""
 
-    def kept(self) -> Mapping[float, SavedPosterior]:
+    def saved(self) -> Mapping[float, SavedPosterior]:
         """By λ, the factors that stay after the fit."""
         return {}
 
@@ -221,7 +221,7 @@ class DualRidge:
             outcome=outcome,
             residuals=self._residuals,
             squares=self._squares,
-            kept={} if self._in_batches else self.kept(),
+            saved={} if self._in_batches else self.saved(),
         )
 
 
@@ -247,7 +247,7 @@ class DirectDual(DualRidge):
     def release(self, alpha: float) -> None:
         self.matrix.systems.release(f"system-{self._numbers[alpha]}")
 
-    def kept(self) -> Mapping[float, SavedPosterior]:
+    def saved(self) -> Mapping[float, SavedPosterior]:
         systems, found = self.matrix.systems, dict[float, SavedPosterior]()
         for alpha, number in self._numbers.items() if systems.keeps_factors else ():
             shift = self._shift_of(alpha)

@@ -86,12 +86,12 @@ class FoldModels:
         """Errors of each target."""
         return lists_of(self.errors)
 
-    def kept(self) -> "KeptFolds":
+    def saved(self) -> "SavedFolds":
         """State of the models of the folds in a saved model."""
         function = self.function
         coef = function.dual_coef if function.coef is None else function.coef
         assert coef is not None
-        return KeptFolds(
+        return SavedFolds(
             "dual" if function.coef is None else "primal",
             self.doubt,
             coef,
@@ -105,7 +105,7 @@ class FoldModels:
 
 
 @dataclass(frozen=True)
-class KeptFolds:
+class SavedFolds:
     """Models that each leave out the rows of a fold, as a saved model holds them."""
 
     form: Literal["primal", "dual"]

@@ -164,7 +164,7 @@ class FourierRidge:
         intercept = self._means - means @ u
         near = FourierZones(self._phi).near.grid(data.rows.shape[1]).of_modes(modes)
         condition = self._condition(matrix, solver)
-        kept = self._kept(sums, solver) if self._strategy.keeps_factors else {}
+        saved = self._saved(sums, solver) if self._strategy.keeps_factors else {}
         solver.close()
         messages = [f"α refined {plural(rounds, 'time')}"] if rounds else []
         dual_coef = self._rows.loaded_errors(duals, data.room_for_errors)
@@ -181,10 +181,10 @@ class FourierRidge:
             condition=condition,
             iterations=solver.iterations,
             messages=(*messages, *getattr(solver, "messages", ())),
-            kept=kept,
+            saved=saved,
         )
 
-    def _kept(self, sums: FourierSums, solver: NormalSolver) -> Mapping[float, SavedPosterior]:
+    def _saved(self, sums: FourierSums, solver: NormalSolver) -> Mapping[float, SavedPosterior]:
         """By λ, the sums that stay after the fit, and a complete factor where it has one."""
         found = dict[float, SavedPosterior]()
         for alpha, columns in self._data.alpha_groups():
@@ -201,7 +201,7 @@ class FourierRidge:
         return CholeskySolver(matrix, self._context.progress, len(set(self._data.alphas.tolist())))
 
     def _rounding(self, dual_sizes: Array, total: float, typical: float) -> Array:
-        """What the error of the grid and the rounding of Φu may add to the residuals of the dual systems, (t,).
+        """Bounds of what the error of the grid and the rounding of Φu add to the residuals of the dual systems, (t,).
 
         Parameters
         ----------

@@ -45,7 +45,7 @@ class Estimate(NamedTuple):
 
 
 class Posterior(ABC):
-    """The Gaussian process of all targets that share one λ."""
+    """Gaussian process of all targets that share one λ, given the training data."""
 
     data: TrainingData
     """With these targets only."""
@@ -109,10 +109,10 @@ class Posterior(ABC):
 
 
 class CholeskyPosterior(Posterior):
-    """A process whose factor also gives the models that leave rows out."""
+    """Posterior by a Cholesky factor, which also gives the models that leave rows out."""
 
     @abstractmethod
-    def kept(self) -> SavedPosterior:
+    def saved(self) -> SavedPosterior:
         """State of the posterior in a saved model."""
 
     @abstractmethod

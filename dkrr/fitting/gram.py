@@ -198,13 +198,15 @@ class FactoredGram(GramMatrix):
             return MemorySystems(source, grid, self.scaled_diagonal, context, keeps_factors=keeps)
         with context.progress.stage("Gram matrix", 1.0), tile_threads(grid, context.threads) as executor:
             kept = InMemoryMatrix.of_source(source, grid, executor, context.progress)
-            return MemorySystems.kept(kept, context, keeps_factors=keeps)
+            return MemorySystems.of(kept, context, keeps_factors=keeps)
 
     def operator(self) -> Operator:
         if isinstance(self.systems.source, InMemoryMatrix):
             return self.systems.source
-        how = self._strategy
-        return self._operator(self._tiles(), tile=how.products_tile if isinstance(how, Float32Factor) else None)
+        strategy = self._strategy
+        return self._operator(
+            self._tiles(), tile=strategy.products_tile if isinstance(strategy, Float32Factor) else None
+        )
 
     def factors(
         self,

@@ -198,7 +198,7 @@ def _by_passes(
     return FormObjective(None, objective)
 
 
-def primal_generated(strategy: FourierSolve, data: LabelledData, plan: Plan, context: Context) -> FormObjective:
+def primal_fourier(strategy: FourierSolve, data: LabelledData, plan: Plan, context: Context) -> FormObjective:
     """Systems with ΦᵀWΦ on a Fourier grid, gathered from transforms."""
     rows = _labelled_rows(data, context, strategy.row_block)
     passes = FourierLikelihoodPass(
@@ -233,7 +233,7 @@ OBJECTIVES: Mapping[tuple[Form, type[StrategyDetails]], Callable[[Any, LabelledD
     ("dual", Iterative): dual_iterative,
     ("primal", Direct): primal_direct,
     ("primal", Iterative): primal_iterative,
-    ("primal", FourierSolve): primal_generated,
+    ("primal", FourierSolve): primal_fourier,
 }
 
 

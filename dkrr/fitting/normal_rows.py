@@ -80,7 +80,7 @@ class NormalRows:
         self._means, self.total_weight = means, float(self.n if data.weights is None else data.weights.sum())
         self._is_centred = data.fit_intercept
         self.centre: Array | None = None
-        """Weighted means of the features, (D,), with a free intercept; None: they are not subtracted (yet).
+        """Weighted means of the features, (D,), with an intercept; None: they are not subtracted (yet).
 
         While a normal matrix is formed, a reference near them.
         """
@@ -190,7 +190,7 @@ class FormedRows(NormalRows):
                 subtract_outer(matrix, outer)
             for i in range(grid.n_tiles):
                 mirror_lower(matrix.tile_buffer(i, i))
-            return MemorySystems.kept(InMemoryMatrix(matrix), context, keeps_factors=self._keeps_factors), moments
+            return MemorySystems.of(InMemoryMatrix(matrix), context, keeps_factors=self._keeps_factors), moments
         storage, width = context.stored, self._targets.shape[1] + self._is_centred
         parts = NormalParts(
             segments=self._cut,

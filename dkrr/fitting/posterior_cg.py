@@ -182,10 +182,10 @@ class IteratedPosterior(Posterior):
         """Context, matrix and preconditioner of a run, planned for the memory of this process when it begins."""
         if self._problem is None:
             self._problem = with_spectrum(self._request.problem(), self._request.rows)
-        how = plan_iterations(self._problem, detect(self._request.settings.memory_limit, None), n_rows)
-        with open_context(how.plan, None, Progress()) as context, in_terms_of_alpha([self.alpha], "dual"):
+        planned = plan_iterations(self._problem, detect(self._request.settings.memory_limit, None), n_rows)
+        with open_context(planned.plan, None, Progress()) as context, in_terms_of_alpha([self.alpha], "dual"):
             try:
-                yield _BoundedRun.of(self.data, self.alpha, how, context, n_rows)
+                yield _BoundedRun.of(self.data, self.alpha, planned, context, n_rows)
             finally:
                 if context.temporary is not None:
                     context.temporary.delete()
@@ -208,15 +208,17 @@ class _BoundedRun:
     """c, also without an intercept: the direction of the largest eigenvalue."""
 
     @classmethod
-    def of(cls, data: TrainingData, alpha: float, how: UncertaintyPlan, context: Context, n_rows: int) -> "_BoundedRun":
+    def of(
+        cls, data: TrainingData, alpha: float, planned: UncertaintyPlan, context: Context, n_rows: int
+    ) -> "_BoundedRun":
         """Run for some number of rows; 0: for the targets."""
-        plan, scale = how.plan, data.dual_scale()
+        plan, scale = planned.plan, data.dual_scale()
         strategy = plan.chosen.details
         assert isinstance(strategy, Iterative)
         matrix = GramOperator(data, strategy, context, scale)
         preconditioner: LowRank | Identity = Identity()
         if matrix.rank_limit:
-            runs = max(1.0, n_rows / how.columns)
+            runs = max(1.0, n_rows / planned.columns)
             is_enough = pivot_rule(plan, alpha, plan.problem.tol, runs)
             factor = matrix.partial_factor(None if scale is None else scale**2, pivots_of(plan), is_enough)
             preconditioner = LowRank(factor, np.full((1, 1), alpha), scale, matrix.is_mixed)
@@ -231,7 +233,7 @@ class _BoundedRun:
             "float64" if low_rank is None else low_rank.precision,
         )
         constant = np.ones(data.n) if scale is None else scale
-        return cls(plan, context, how.columns, matrix, matrix.operator(), preconditioner, bounds, alpha, constant)
+        return cls(plan, context, planned.columns, matrix, matrix.operator(), preconditioner, bounds, alpha, constant)
 
     def iteration(self, right_sides: Array) -> Iteration:
         """Conjugate gradient for these right-hand sides."""

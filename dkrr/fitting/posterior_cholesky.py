@@ -59,26 +59,26 @@ class DualPosterior(CholeskyPosterior):
         request: FitRequest,
         alpha: float,
         columns: Numbers,
-        kept: SavedPosterior | None = None,
+        saved: SavedPosterior | None = None,
         opens: Opens | None = None,
     ) -> None:
         outputs = request.outputs
         assert isinstance(outputs, Targets)
         targets = Targets(outputs.values[:, columns], np.full(len(columns), alpha))
         request = replace(request.with_settings(solver=Cholesky(), form="dual", store=None), outputs=targets)
-        plan = plan_of(request) if kept is None else None
+        plan = plan_of(request) if saved is None else None
         data = TrainingData.of(targets, shared_fields(request, request.problem() if plan is None else plan.problem))
         self.data = centre_linear_parts(data)
         self.kernel, self.alpha = self.data.kernel, alpha
         self._means, scale = self.data.target_means(), self.data.dual_scale()
         self._scale = np.ones(data.n) if scale is None else scale
         shift = self.data.dual_shift(alpha)
-        if kept is not None:
-            self._stored, factor, diagonal = _loaded(kept, data.n, request.settings.memory_limit)
-            left = kept.left or Left()
+        if saved is not None:
+            self._stored, factor, diagonal = _loaded(saved, data.n, request.settings.memory_limit)
+            left = saved.left or Left()
             self._owner, self._threads = left.owner, usable_threads()
             self._rows = request.rows if left.rows is None else left.rows
-            self._quadratic = np.array(kept.numbers["quadratic"], np.float64)
+            self._quadratic = np.array(saved.numbers["quadratic"], np.float64)
         else:
             assert plan is not None and isinstance(plan.chosen.details, Direct)
             progress = Progress() if opens is None else opens(plan)
@@ -115,7 +115,7 @@ class DualPosterior(CholeskyPosterior):
     def _left_out(self, executor: ThreadExecutor) -> HeldOutErrors:
         return HeldOutErrors(self._matrix_factor, self._right, self._constant, executor)
 
-    def kept(self) -> SavedPosterior:
+    def saved(self) -> SavedPosterior:
         grid = self._matrix_factor.grid
         numbers = {"form": "dual", "tile": grid.tile, "panel": grid.panel, "quadratic": self._quadratic.tolist()}
         diagonal = MemoryRows(self._factored.diagonal[:, None])
@@ -175,15 +175,15 @@ class DualPosterior(CholeskyPosterior):
         return FoldModels.of(function, errors, folds, self.data.weights)
 
 
-def _loaded(kept: SavedPosterior, n: int, memory_limit: int | str | None) -> tuple[Matrix | None, Matrix, Array]:
+def _loaded(saved: SavedPosterior, n: int, memory_limit: int | str | None) -> tuple[Matrix | None, Matrix, Array]:
     """Factor of a saved model where it is stored, and in memory where it was and if there is room; diagonal of A."""
-    rows, diagonal = kept.arrays["factor"], kept.arrays["diagonal"]
+    rows, diagonal = saved.arrays["factor"], saved.arrays["diagonal"]
     if isinstance(rows, TriangleRows):  # of this process
         return None, rows.factor, np.asarray(diagonal.read(0, n))[:, 0]
     assert isinstance(rows, CheckedRows) and isinstance(diagonal, CheckedRows)
     if diagonal.shape != (n, 1):
         raise StoreError(f"a diagonal of the model has shape {diagonal.shape}; expected {(n, 1)}: the model is damaged")
-    grid = TileGrid(n, kept.numbers["tile"], kept.numbers["panel"])
+    grid = TileGrid(n, saved.numbers["tile"], saved.numbers["panel"])
     in_memory = is_kept_in_memory(grid, room_for(detect(memory_limit, None), resident_bytes()))
     stored = kept_factor(rows, grid, in_memory=False)
     factor = kept_factor(rows, grid, in_memory=True) if in_memory else stored

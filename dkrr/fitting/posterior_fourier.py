@@ -60,14 +60,14 @@ class FourierPosterior(PrimalPosterior):
     def _rows_of(self, **settings: Any) -> PrimalRows:
         return PrimalRows.of(self.data, usable_threads(), **settings)
 
-    def _restore(self, kept: SavedPosterior) -> None:
-        self._rows, self._has_known_sums = self._rows_of(), "sums" in kept.arrays
+    def _restore(self, saved: SavedPosterior) -> None:
+        self._rows, self._has_known_sums = self._rows_of(), "sums" in saved.arrays
         if self._has_known_sums:
             length = len(FourierSums.zeros(self._grid, self.data.targets.shape[1]).packed())
-            numbers = array_of(kept.arrays["sums"], length)[:, 0]
+            numbers = array_of(saved.arrays["sums"], length)[:, 0]
             self._sums = FourierSums.unpacked(self._grid, numbers, usable_threads())
-        if "factor" in kept.arrays:
-            self._known_factor = array_of(kept.arrays["factor"], self._grid.dimension)
+        if "factor" in saved.arrays:
+            self._known_factor = array_of(saved.arrays["factor"], self._grid.dimension)
 
     @cached_property
     def _solution(self) -> NormalSolution:
@@ -94,7 +94,7 @@ class FourierPosterior(PrimalPosterior):
         return self._leverages_on(self._grid)
 
     def _of_terms(self, far: tuple[int, ...]) -> tuple[float, tuple[Complex, float, float]]:
-        """The same for rows that are far in some columns, after k(x, x) − φᵀφ, where φ lacks the terms that are 0."""
+        """K(x, x) − φᵀφ, and `_leverages`, of rows that are far in the columns `far`: φ lacks the terms that are 0."""
         if not far:
             return 0.0, self._leverages
         if far not in self._of_far:
@@ -116,7 +116,7 @@ class FourierPosterior(PrimalPosterior):
 
     @cached_property
     def _wide(self) -> "FourierPosterior":
-        """The same process on a grid that has the rows near the box in its box."""
+        """Posterior on a wider grid, whose box has the rows near the box of the training rows."""
         phi, away = self._phi, self._grid.periods - 2 * self._grid.reach
         box = [(low - a / 2, high + a / 2) for (low, high), a in zip(phi.box, away.tolist(), strict=True)]
         side = phi.in_box(box).dimension(self.data.rows.shape[1])
@@ -160,10 +160,10 @@ class FourierPosterior(PrimalPosterior):
         _, beyond, added = self._leverages
         found = np.full(len(x), self._grid.unit + self.alpha * beyond)
         for zone in zones.zones(x):
-            process = self if zone.phi is zones.inside else self._wide
-            left, (modes, _, more) = process._of_terms(zone.far)
+            posterior = self if zone.phi is zones.inside else self._wide
+            left, (modes, _, more) = posterior._of_terms(zone.far)
             added = max(added, more)
-            found[zone.where] = left + self.alpha * leverages_of(process._grid, modes, zone.rows)
+            found[zone.where] = left + self.alpha * leverages_of(posterior._grid, modes, zone.rows)
         return self._bounded(np.maximum(found, 0.0), self.alpha * added)
 
     def _bounded(self, found: Array, added: float) -> VarianceBounds:
@@ -176,7 +176,7 @@ class FourierPosterior(PrimalPosterior):
         high = found * (1.0 + part) + added if part < 1.0 else np.full(len(found), np.inf)
         return VarianceBounds(found, np.maximum(found * (1.0 - part) - added, 0.0), high)
 
-    def kept(self) -> SavedPosterior:
+    def saved(self) -> SavedPosterior:
         arrays: dict[str, Rows] = {"factor": MemoryRows(self._solution.lower), "coef": MemoryRows(self._solution.coef)}
         if self._has_known_sums:
             arrays["sums"] = MemoryRows(self._sums.packed()[:, None])

@@ -11,7 +11,6 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from dkrr.cluster import Progress
-from dkrr.data import MemoryRows, Rows
 from dkrr.errors import warn_inaccurate
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData, shared_fields
@@ -42,7 +41,7 @@ class PrimalPosterior(CholeskyPosterior):
         request: FitRequest,
         alpha: float,
         columns: Numbers,
-        kept: SavedPosterior | None = None,
+        saved: SavedPosterior | None = None,
         opens: Opens | None = None,
     ) -> None:
         outputs = request.outputs
@@ -51,7 +50,7 @@ class PrimalPosterior(CholeskyPosterior):
         request = replace(request.with_settings(form="primal", store=None), outputs=targets)
         self.data = self._prepared(TrainingData.of(targets, shared_fields(request, request.problem())))
         self.kernel, self.alpha = self.data.kernel, alpha
-        if kept is None:
+        if saved is None:
             progress = Progress() if opens is None else opens(plan_of(request.with_settings(solver=Cholesky())))
             with progress.stage("normal matrix", self.data.n):
                 self._rows = self._rows_of(progress=progress)
@@ -61,8 +60,8 @@ class PrimalPosterior(CholeskyPosterior):
             if features is not None:  # as a saved model has them
                 self._rows, self._solution = replace(self._rows, features=features), self._solution.about_the_means()
         else:
-            self._restore(kept)
-            self._quadratic = np.array(kept.numbers["quadratic"], np.float64)
+            self._restore(saved)
+            self._quadratic = np.array(saved.numbers["quadratic"], np.float64)
 
     def _prepared(self, data: TrainingData) -> TrainingData:
         return centre_linear_parts(data)
@@ -70,9 +69,9 @@ class PrimalPosterior(CholeskyPosterior):
     def _rows_of(self, **settings: Any) -> PrimalRows:
         return PrimalRows.of(self.data, 1, **settings)  # BLAS has the threads
 
-    def _restore(self, kept: SavedPosterior) -> None:
+    def _restore(self, saved: SavedPosterior) -> None:
         """Take the solution from what the fit has left, or a saved model holds."""
-        arrays, d, has_intercept = kept.arrays, self._n_features, self.data.fit_intercept
+        arrays, d, has_intercept = saved.arrays, self._n_features, self.data.fit_intercept
         centre = array_of(arrays["centre"], d)[:, 0] if has_intercept else np.zeros(d)
         factor, coef = (array_of(arrays[name], d + has_intercept) for name in ("factor", "coef"))
         total, constants = float(factor[-1, -1]) ** 2, coef[-1] if has_intercept else np.zeros(coef.shape[1])
@@ -130,16 +129,13 @@ class PrimalPosterior(CholeskyPosterior):
         part = 3 * (self.data.n + p + 2) * EPS * p * float(np.einsum("ij,ij->", inverse, inverse))
         return min(2 * part / (1.0 - part), 1.0) if part < 1 else 1.0
 
-    def kept(self) -> SavedPosterior:
-        solution, has_intercept, d = self._solution, self.data.fit_intercept, self._n_features
-        lower, coef, arrays = np.zeros((d + has_intercept,) * 2), solution.coef, dict[str, Rows]()
+    def saved(self) -> SavedPosterior:
+        solution, d, intercept = self._solution, self._n_features, None
+        lower = np.zeros((d + self.data.fit_intercept,) * 2)
         lower[:d, :d] = solution.lower
-        if has_intercept:
-            lower[-1, -1], coef = np.sqrt(solution.total), np.vstack([coef, solution.constants])
-            arrays["centre"] = MemoryRows((self._rows.features.reference + solution.means)[:, None])
-        arrays |= {"factor": MemoryRows(lower), "coef": MemoryRows(np.ascontiguousarray(coef))}
-        numbers = {"form": "primal", "quadratic": self._quadratic.tolist(), "centred": has_intercept}
-        return SavedPosterior(numbers, arrays)
+        if self.data.fit_intercept:
+            intercept = self._rows.features.reference + solution.means, solution.constants, solution.total
+        return SavedPosterior.primal(lower, solution.coef, intercept, quadratic=self._quadratic.tolist())
 
     def quadratic(self) -> Array:
         return self._quadratic
@@ -182,7 +178,7 @@ class PrimalPosterior(CholeskyPosterior):
 
         near = np.concatenate(self._rows.over_blocks(of_block))
         if len(near):
-            found[near] = self._rows.errors_by_others(near, [self.alpha])[0]
+            found[near] = self._rows.loo_errors_high_leverage(near, [self.alpha])[0]
         return found
 
     def fold_models(self, folds: Sequence[Numbers], context: Context | None = None) -> FoldModels:

@@ -23,7 +23,7 @@ from dkrr.cost import Work
 from dkrr.data import MemoryRows, Rows, refuse_changed, watched
 from dkrr.errors import InputError, warn_inaccurate
 from dkrr.fitting.context import Context, progress_of
-from dkrr.fitting.fold_models import FoldModels, KeptFolds, name_of
+from dkrr.fitting.fold_models import FoldModels, SavedFolds, name_of
 from dkrr.fitting.gaussian_process import Array, CholeskyPosterior, Numbers, Posterior
 from dkrr.fitting.intervals import CrossValidationIntervals, RefittedFolds, refitted
 from dkrr.fitting.posterior_cg import IteratedPosterior
@@ -65,7 +65,7 @@ ROW_SECONDS = 2e-7
 
 
 class Posteriors:
-    """Gaussian processes of all targets, one for those of every λ.
+    """Posteriors of a fit, one for the targets of every λ.
 
     Parameters
     ----------
@@ -73,8 +73,8 @@ class Posteriors:
         Request of the fit.
     kernel : Kernel
         Kernel of the fit, with what it drew from the rows and its origins.
-    kept : mapping, optional
-        By λ, what the fit has left, or a saved model holds, of the processes with a factor.
+    saved : mapping, optional
+        By λ, what the fit has left, or a saved model holds, of the posteriors with a factor.
     grid : FourierGrid, optional
         Grid of the fit.
     """
@@ -86,10 +86,10 @@ class Posteriors:
         self,
         request: FitRequest,
         kernel: Kernel,
-        kept: Mapping[float, SavedPosterior] | None = None,
+        saved: Mapping[float, SavedPosterior] | None = None,
         grid: FourierGrid | None = None,
     ) -> None:
-        request = replace(request.with_settings(uncertainty=False), folds=(), processes=None)  # fits here keep nothing
+        request = replace(request.with_settings(uncertainty=False), folds=(), posteriors=None)  # fits here keep nothing
         if grid is not None:
             request = request.with_settings(grid=grid, form="primal")
         elif feature_map(kernel, request.rows.shape[1]) is None:  # the fit has declined a grid, if there is one
@@ -97,7 +97,7 @@ class Posteriors:
         outputs = request.outputs
         assert isinstance(outputs, Targets)
         self._given, self._request, self._outputs, self._is_prepared = request, request, outputs, False
-        self._kernel, self._kept = kernel, dict(kept or {})
+        self._kernel, self._saved = kernel, dict(saved or {})
         self._groups = [
             (alpha, np.flatnonzero(outputs.alphas == alpha)) for alpha in sorted(set(outputs.alphas.tolist()))
         ]
@@ -105,7 +105,7 @@ class Posteriors:
         self._iterated = dict[float, IteratedPosterior]()
         self._fold_models = dict[str, list[tuple[Numbers, FoldModels]] | RefittedFolds]()
         """By the name of the folds."""
-        self._kept_folds = dict[str, list[KeptFolds]]()
+        self._saved_folds = dict[str, list[SavedFolds]]()
         """Models without folds in a saved model, by the name of the folds."""
         self.plan: UncertaintyPlan | None = None
         """Plan of the last call that had a choice; runs of conjugate gradient are planned again when they begin."""
@@ -152,9 +152,9 @@ class Posteriors:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {name: value for name, value in vars(self).items() if name != "_resources"}  # those of this machine
-        saved = {alpha: one for alpha, one in self._kept.items() if one.left is None}
-        return kept | {"_factored": {}, "_iterated": {}, "_kept": saved, "_fold_models": {}}  # which are large
+        state = {name: value for name, value in vars(self).items() if name != "_resources"}  # those of this machine
+        saved = {alpha: one for alpha, one in self._saved.items() if one.left is None}
+        return state | {"_factored": {}, "_iterated": {}, "_saved": saved, "_fold_models": {}}  # which are large
 
     def _prepare(self) -> None:
         """Take what the fit drew, and see that the data are those of the fit."""
@@ -167,8 +167,8 @@ class Posteriors:
         return plan_of(self._request).has_primal_factor
 
     def _has_primal_factor(self, alpha: float) -> bool:
-        kept = self._kept.get(alpha)
-        return self._is_primal and alpha > 0 if kept is None else kept.numbers["form"] == "primal"
+        saved = self._saved.get(alpha)
+        return self._is_primal and alpha > 0 if saved is None else saved.numbers["form"] == "primal"
 
     @property
     def _flops_of_sums(self) -> float:
@@ -190,7 +190,7 @@ class Posteriors:
             refuse_changed(rows)
 
     def factored(self) -> list[tuple[Numbers, CholeskyPosterior]]:
-        """Processes with a factor each.
+        """Posteriors with a Cholesky factor each.
 
         Raises
         ------
@@ -202,16 +202,16 @@ class Posteriors:
         return [(columns, self._with_factor(alpha, columns)) for alpha, columns in self._groups]
 
     def of_rows(self, n_rows: int) -> list[tuple[Numbers, Posterior]]:
-        """Processes for the variances of some number of rows, or for the likelihood (0)."""
+        """Posteriors for the variances of `n_rows` rows, or for the likelihood (0)."""
         self._prepare()
         return [(columns, self._chosen(alpha, columns, n_rows)) for alpha, columns in self._groups]
 
     def _with_factor(self, alpha: float, columns: Numbers) -> CholeskyPosterior:
         if alpha not in self._factored:
-            kept, is_primal = self._kept.get(alpha), self._has_primal_factor(alpha)
+            saved, is_primal = self._saved.get(alpha), self._has_primal_factor(alpha)
             is_on_grid = is_primal and self._request.settings.grid is not None
             kind = FourierPosterior if is_on_grid else PrimalPosterior if is_primal else DualPosterior
-            self._factored[alpha] = kind(self._request, alpha, columns, kept, self._opened)
+            self._factored[alpha] = kind(self._request, alpha, columns, saved, self._opened)
         return self._factored[alpha]
 
     def _opened(self, plan: Plan) -> Progress:
@@ -222,12 +222,12 @@ class Posteriors:
         return progress
 
     def _chosen(self, alpha: float, columns: Numbers, n_rows: int) -> Posterior:
-        """Process by the way that a plan chooses, whatever earlier questions have left.
+        """Posterior by the way that a plan chooses, whatever earlier questions have left.
 
         Leave-one-out residuals and intervals always take a factor: if it were used where the plan is conjugate
         gradient, standard deviations and likelihoods would be others after them than before.
         """
-        if alpha in self._kept or self._has_primal_factor(alpha):
+        if alpha in self._saved or self._has_primal_factor(alpha):
             return self._with_factor(alpha, columns)
         problem = replace(self._problem, alphas=(alpha,))
         self.plan = plan_uncertainty(problem, self._resources, n_rows)
@@ -254,9 +254,9 @@ class Posteriors:
         request = replace(self._request.with_settings(form="dual", store=None), outputs=targets)
         return with_spectrum(request.problem(), request.rows)
 
-    def kept(self) -> dict[float, SavedPosterior]:
+    def saved(self) -> dict[float, SavedPosterior]:
         """Saved state of each posterior with a Cholesky factor, by λ."""
-        return {one.alpha: one.kept() for _, one in self.of_rows(0) if isinstance(one, CholeskyPosterior)}
+        return {one.alpha: one.saved() for _, one in self.of_rows(0) if isinstance(one, CholeskyPosterior)}
 
     def intervals(self, folds: Sequence[Numbers], coverage: float) -> CrossValidationIntervals:
         """Intervals by the models that leave out folds.
@@ -295,8 +295,8 @@ class Posteriors:
     def _found_folds(
         self, folds: Sequence[Numbers], key: str, context: Context | None
     ) -> "list[tuple[Numbers, FoldModels]] | RefittedFolds":
-        if key in self._kept_folds:
-            each = zip(self._groups, self._kept_folds[key], strict=True)
+        if key in self._saved_folds:
+            each = zip(self._groups, self._saved_folds[key], strict=True)
             return [(columns, one.restored(self._request, alpha, columns, folds)) for (alpha, columns), one in each]
         if context is None:
             context = Context(MemoryStorage(), SerialExecutor(), self._display(len(folds)))
@@ -316,7 +316,7 @@ class Posteriors:
         seconds = self._resources.rates.seconds(work, self._resources.local_threads)
         return progress_of(self._show_progress, seconds + len(self._outputs.values) * (n_folds + 2) * ROW_SECONDS)
 
-    def keep_folds(self, folds: Sequence[Numbers], kept: Sequence[KeptFolds]) -> None:
+    def keep_folds(self, folds: Sequence[Numbers], saved: Sequence[SavedFolds]) -> None:
         """Take models that leave out folds from a saved model, of one λ after another.
 
         Raises
@@ -324,17 +324,17 @@ class Posteriors:
         ValueError
             If they are of other folds or targets, or not finite.
         """
-        for (_, columns), one in zip(self._groups, kept, strict=True):
+        for (_, columns), one in zip(self._groups, saved, strict=True):
             one.check(len(columns), folds, self._given.weights)
-        self._kept_folds[name_of(folds)] = list(kept)
+        self._saved_folds[name_of(folds)] = list(saved)
 
-    def kept_folds(self, folds: Sequence[Numbers]) -> dict[float, KeptFolds]:
+    def saved_folds(self, folds: Sequence[Numbers]) -> dict[float, SavedFolds]:
         """Saved state of the models that leave out these folds, by λ; empty where they are not known."""
         if self._given.learns or not self.knows_models_of(folds):
             return {}
         models = self.fold_models(folds)
         assert not isinstance(models, RefittedFolds)
-        return {alpha: one.kept() for (alpha, _), (_, one) in zip(self._groups, models, strict=True)}
+        return {alpha: one.saved() for (alpha, _), (_, one) in zip(self._groups, models, strict=True)}
 
     def planned_deviations(self, n_rows: int, resources: Resources, *, in_stores: bool) -> tuple[Deviations, ...]:
         """Plan of the standard deviations of `n_rows` rows by each posterior; nothing is computed yet.
@@ -343,7 +343,7 @@ class Posteriors:
         """
         self._prepare()
         for alpha, columns in self._groups:
-            if alpha in self._kept and self._kept[alpha].left is not None:
+            if alpha in self._saved and self._saved[alpha].left is not None:
                 self._with_factor(alpha, columns)  # which the fit has left
         found = [self._planned(alpha, n_rows, resources, in_stores=in_stores) for alpha, _ in self._groups]
         for k, (alpha, _) in enumerate(self._groups):
@@ -353,17 +353,17 @@ class Posteriors:
         return tuple(found)
 
     def _planned(self, alpha: float, n_rows: int, resources: Resources, *, in_stores: bool) -> Deviations:
-        kept, known = self._kept.get(alpha), self._factored.get(alpha)
+        saved, known = self._saved.get(alpha), self._factored.get(alpha)
         n, threads = len(self._outputs.values), resources.local_threads
-        is_saved = kept is not None and kept.left is None and kept.numbers["form"] == "dual"
-        if kept is not None and is_saved and (known is None or in_stores):
-            grid = TileGrid(n, kept.numbers["tile"], kept.numbers["panel"])
+        is_saved = saved is not None and saved.left is None and saved.numbers["form"] == "dual"
+        if saved is not None and is_saved and (known is None or in_stores):
+            grid = TileGrid(n, saved.numbers["tile"], saved.numbers["panel"])
             room = room_for(resources, resources.local_baseline_bytes)
             is_stored = (in_stores and is_read_by_workers(memory_of(grid))) or not is_kept_in_memory(grid, room)
             size = FactorSize.of_tiles(grid, threads, is_stored=is_stored)
             return Deviations(size, size.loaded_bytes / resources.rates.read_bytes)
         plan: UncertaintyPlan | None = None
-        if kept is None and not self._has_primal_factor(alpha):  # as `_chosen`, whatever earlier questions have left
+        if saved is None and not self._has_primal_factor(alpha):  # as `_chosen`, whatever earlier questions have left
             plan = plan_uncertainty(replace(self._problem, alphas=(alpha,)), resources, n_rows)
             if plan.method == "iterations":
                 return Deviations(None, plan=plan)
@@ -371,9 +371,9 @@ class Posteriors:
             size = known.factor_size
             return Deviations(size if in_stores else replace(size, loaded_bytes=0))  # it is in memory already
         if plan is None:
-            side = kept.arrays["factor"].shape[0] if kept is not None else self._n_features + 1
+            side = saved.arrays["factor"].shape[0] if saved is not None else self._n_features + 1
             size = FactorSize.of_normal(side, is_transform=self._request.settings.grid is not None)
-            flops = 0.0 if kept is not None else self._flops_of_sums + side**3 / 3
+            flops = 0.0 if saved is not None else self._flops_of_sums + side**3 / 3
             return Deviations(size, resources.rates.seconds(Work(gemm_flops=flops), threads))
         tiling, is_memory = plan.plan.chosen.details.tiling, plan.plan.chosen.place.is_memory
         size = FactorSize.of_tiles(TileGrid(n, tiling.tile, tiling.panel), threads, is_stored=not is_memory)
@@ -394,25 +394,25 @@ class Posteriors:
 
     def store_path(self) -> Path | None:
         """Folder on this machine that workers read large factors of a saved model from; None: there is none."""
-        found = [kept.arrays["factor"] for kept in self._kept.values() if kept.numbers["form"] == "dual"]
+        found = [saved.arrays["factor"] for saved in self._saved.values() if saved.numbers["form"] == "dual"]
         return next(
             (local_path(one.url) for one in found if one.url is not None and is_read_by_workers(one.n_bytes)), None
         )
 
     def knows_models_of(self, folds: Sequence[Numbers]) -> bool:
         """Whether the models that leave out these folds are known."""
-        return name_of(folds) in self._fold_models or name_of(folds) in self._kept_folds
+        return name_of(folds) in self._fold_models or name_of(folds) in self._saved_folds
 
     def variances(self, n_rows: int, scale: float | None, block_rows: int | None = None) -> "Variances":
         """Variances of some number of rows for s², or (None) for that of every target.
 
         At most `block_rows` of them are computed together; None: the largest number that fits in memory.
         """
-        processes = self.of_rows(n_rows)
-        return Variances(processes, scale, block_rows or self._rows_together(processes))
+        posteriors = self.of_rows(n_rows)
+        return Variances(posteriors, scale, block_rows or self._rows_together(posteriors))
 
-    def _rows_together(self, processes: list[tuple[Numbers, Posterior]]) -> int:
-        sizes = [one.factor_size for _, one in processes if isinstance(one, CholeskyPosterior)]
+    def _rows_together(self, posteriors: list[tuple[Numbers, Posterior]]) -> int:
+        sizes = [one.factor_size for _, one in posteriors if isinstance(one, CholeskyPosterior)]
         held, resources = resident_bytes(), self._resources
         room = room_for(resources, held)
         if resources.cluster_is_running:  # whose workers may be asked for blocks
@@ -464,7 +464,7 @@ class Variances:
     Parameters
     ----------
     posteriors : list of (ndarray, Posterior)
-        Targets, and their process.
+        Targets, and their posterior.
     scale : float, optional
         s²; None: of every target where its likelihood is largest.
     block_rows : int

@@ -49,7 +49,7 @@ class Asked:
 
     n_columns: int
     """Columns of predictions, standard deviations and ends of intervals together."""
-    processes: Posteriors | None = None
+    posteriors: Posteriors | None = None
     """Posteriors of a regression, for standard deviations or intervals."""
     return_std: bool = False
     folds: Any = ()
@@ -73,8 +73,8 @@ def plan_of_rows(model: FittedFunction, rows: Rows, asked: Asked, memory_limit: 
         If there is not enough memory for one row.
     """
     resources = detect(memory_limit, None, rows=rows.url)
-    processes, n_rows, t = asked.processes, rows.shape[0], model.n_targets
-    training = model.rows if processes is None else processes.request.rows
+    posteriors, n_rows, t = asked.posteriors, rows.shape[0], model.n_targets
+    training = model.rows if posteriors is None else posteriors.request.rows
     if training is None:
         map_ = model.feature_map
         problem = Problem(n=1, d=model.n_features, n_targets=t, kernel=model.kernel, feature_map=map_)
@@ -83,12 +83,12 @@ def plan_of_rows(model: FittedFunction, rows: Rows, asked: Asked, memory_limit: 
         problem = replace(problem, feature_map=model.feature_map)
     is_transformed = isinstance(rows, TransformedRows)
     height, inputs = _rows_per_block(t, rows), rows.inputs if isinstance(rows, TransformedRows) else rows
-    if processes is not None and not is_transformed:
+    if posteriors is not None and not is_transformed:
         height = power_of_two(height)  # a whole number of the blocks in which standard deviations are computed
-    on_workers, reason = _place(rows, processes)
+    on_workers, reason = _place(rows, posteriors)
     deviations: tuple[Deviations, ...] = ()
-    if asked.return_std and processes is not None:
-        deviations = processes.planned_deviations(n_rows, resources, in_stores=on_workers)
+    if asked.return_std and posteriors is not None:
+        deviations = posteriors.planned_deviations(n_rows, resources, in_stores=on_workers)
         sent = sum(one.size.loaded_bytes for one in deviations if one.size)
         if on_workers and is_read_by_workers(sent):
             text = (
@@ -96,12 +96,12 @@ def plan_of_rows(model: FittedFunction, rows: Rows, asked: Asked, memory_limit: 
                 f"a model that was saved with its uncertainty and loaded"
             )
             on_workers, reason = False, Reason("factor-here", text)
-            deviations = processes.planned_deviations(n_rows, resources, in_stores=False)
+            deviations = posteriors.planned_deviations(n_rows, resources, in_stores=False)
     is_stored = model.rows is not None and not isinstance(model.rows, MemoryRows)
     n_folds, factors = len(asked.folds), list[Deviations]()
-    has_folds = processes is not None and processes.knows_models_of(asked.folds)
-    if processes is not None and n_folds and not has_folds and not processes.request.learns:
-        planned = deviations or processes.planned_deviations(0, resources, in_stores=False)
+    has_folds = posteriors is not None and posteriors.knows_models_of(asked.folds)
+    if posteriors is not None and n_folds and not has_folds and not posteriors.request.learns:
+        planned = deviations or posteriors.planned_deviations(0, resources, in_stores=False)
         factors = [one for one in planned if one.size is None or not deviations]
     job = Prediction(
         problem=problem,
@@ -116,7 +116,7 @@ def plan_of_rows(model: FittedFunction, rows: Rows, asked: Asked, memory_limit: 
         deviations=deviations,
         n_folds=n_folds,
         has_folds=bool(n_folds) and has_folds,
-        folds_flops=processes.flops_of_folds(n_folds) if processes is not None and n_folds else 0.0,
+        folds_flops=posteriors.flops_of_folds(n_folds) if posteriors is not None and n_folds else 0.0,
         factors=tuple(factors),
         n_workers=resources.n_workers if on_workers else 0,
         is_transformed=is_transformed,
@@ -133,14 +133,14 @@ def is_in_blocks(rows: Rows) -> bool:
     return isinstance(rows, PartitionRows | DaskRows) or rows.is_lazy
 
 
-def _place(rows: Rows, processes: Posteriors | None) -> tuple[bool, Reason]:
+def _place(rows: Rows, posteriors: Posteriors | None) -> tuple[bool, Reason]:
     """Whether workers of a client predict, and why."""
     client = ambient_client()
     if client is None:
         return False, HERE
     if not is_in_blocks(rows):
         return False, NOT_LAZY
-    path = None if processes is None else processes.store_path()
+    path = None if posteriors is None else posteriors.store_path()
     if path is not None:
         from dkrr.cluster.dask_client import workers_without
 

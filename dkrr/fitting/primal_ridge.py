@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.data import MemoryRows, Rows
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import TargetSizes, TrainingData
 from dkrr.fitting.dual_ridge import Group, RidgeSystem
@@ -108,17 +107,17 @@ class PrimalRidge:
             the dual coefficients: what they are belongs to the intercept.
         """
         data, centre = self._data, rows.centre
-        kept, constants = rows.loaded_errors(errors, data.room_for_errors), np.zeros(len(totals))
+        loaded, constants = rows.loaded_errors(errors, data.room_for_errors), np.zeros(len(totals))
         if data.fit_intercept and data.weights is not None and rows.total_weight > 0:
             # Only where it matters: the order of the sums depends on the number of workers.
             constants = totals / rows.total_weight
             with np.errstate(over="ignore", invalid="ignore"):
-                sizes = np.sqrt(np.einsum("ij,ij,i->j", kept, kept, data.weights**2))  # without a copy
+                sizes = np.sqrt(np.einsum("ij,ij,i->j", loaded, loaded, data.weights**2))  # without a copy
                 matters = np.abs(constants) * np.linalg.norm(data.weights) > MIN_INTERCEPT_RESIDUAL * sizes
             constants = np.where(matters, constants, 0.0)
         intercept = self._means if centre is None else self._means - centre @ coef
         return Solution(
-            dual_coef=self._dual_coef(kept, constants),
+            dual_coef=self._dual_coef(loaded, constants),
             coef=coef,
             intercept=intercept + constants,
             rows=None,
@@ -126,7 +125,7 @@ class PrimalRidge:
         )
 
     def _bounds(self, left: Array, diagonal: Array | None, conditions: Array) -> Array:
-        """What residuals r of the normal equations change in weighted predictions at most, relative to the targets.
+        """Bounds of what residuals r of the normal equations change in weighted predictions, relative to the targets.
 
         With A + λI = D S D, S of a unit diagonal, that is ‖(A + λI)^(−1/2) r‖ ≤ min(‖r‖ / √λ, √κ(S) ‖D⁻¹r‖).
 
@@ -169,7 +168,7 @@ class DirectPrimal(PrimalRidge):
         self._probes = list[SolvedProbe]()
 
     def systems(self) -> Iterator[RidgeSystem]:
-        """One system after another."""
+        """Systems of every λ, one after another."""
         data = self._data
         self._systems, moments = self._rows.systems()
         self._sizes = drop_rounding(data, moments, self._systems.diagonal)
@@ -208,13 +207,10 @@ class DirectPrimal(PrimalRidge):
             residual_of=NORMAL_EQUATIONS,
             condition=worst(conditions.tolist()),
         )
-        return replace(self._judged(solution, left, conditions), kept=self._kept(solution))
+        return replace(self._judged(solution, left, conditions), saved=self._saved(solution))
 
-    def _kept(self, solution: Solution) -> Mapping[float, SavedPosterior]:
-        """By λ, the factors that stay after the fit, with the intercept as the last feature.
-
-        That of features about their means is a factor with one more row, of which only the last entry is not 0.
-        """
+    def _saved(self, solution: Solution) -> Mapping[float, SavedPosterior]:
+        """By λ, the factors that stay after the fit."""
         systems, centre, found = self._systems, self._rows.centre, dict[float, SavedPosterior]()
         side, means = self._rows.dimension, self._means
         for g, (alpha, columns) in enumerate(self._data.alpha_groups() if systems.keeps_factors else ()):
@@ -224,13 +220,11 @@ class DirectPrimal(PrimalRidge):
                 here = lower[factor.grid.rows(i), factor.grid.rows(j)]
                 factor.read_tile(i, j, here)
                 here[...] = np.tril(here) if i == j else here
-            arrays: dict[str, Rows] = {"factor": MemoryRows(lower)}
+            intercept = None
             if centre is not None:
-                lower[-1, -1] = np.sqrt(self._rows.total_weight)
                 constants = solution.intercept[columns] + centre @ coef - means[columns]
-                coef, arrays["centre"] = np.vstack([coef, constants]), MemoryRows(centre[:, None])
-            arrays["coef"] = MemoryRows(np.ascontiguousarray(coef))
-            found[alpha] = SavedPosterior({"form": "primal", "centred": centre is not None}, arrays, Left())
+                intercept = centre, constants, self._rows.total_weight
+            found[alpha] = SavedPosterior.primal(lower, coef, intercept, Left())
         return found
 
     def _judged(self, solution: Solution, left: Array, conditions: Array) -> Solution:
@@ -260,14 +254,14 @@ class DirectPrimal(PrimalRidge):
 
 
 class Judgement(NamedTuple):
-    """How good a solution by conjugate gradient is, for every target, of shape (t,) each."""
+    """Quality of a solution by conjugate gradient, for every target, of shape (t,) each."""
 
     residuals: Array
     """Relative residuals of the dual systems; of the normal equations where λ is 0."""
     bounds: Array
-    """Of errors of weighted predictions, relative to the targets."""
+    """Bounds of the errors of weighted predictions, relative to the targets."""
     duals: Array
-    """Of errors of α, relative to their length."""
+    """Bounds of the errors of α, relative to their length."""
 
     def is_met(self, tol: float) -> NDArray[np.bool_]:
         """Whether dual systems are solved, or predictions and α are right all the same."""

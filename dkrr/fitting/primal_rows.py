@@ -200,7 +200,7 @@ class PrimalRows:
         """Function of a block that gives the errors of its rows by the model of all other rows.
 
         They are the errors over 1 − leverage. Returned with them are the numbers of the rows where that difference has
-        too few digits; `errors_by_others` has theirs.
+        too few digits; `loo_errors_high_leverage` has theirs.
         """
         leverages = self.features.leverages(solution)
         coef, constants = solution.coef, solution.constants
@@ -214,7 +214,7 @@ class PrimalRows:
 
         return of_block
 
-    def errors_by_others(self, numbers: Numbers, alphas: Sequence[float]) -> Array:
+    def loo_errors_high_leverage(self, numbers: Numbers, alphas: Sequence[float]) -> Array:
         """Errors of a few rows, each by the model of all other rows, for every λ; of shape (n_alphas, m, t).
 
         With B the matrix of the rows outside, U = L⁻¹Φᵀ√W of the rows inside, B = L Lᵀ, and r their scaled errors by
@@ -236,9 +236,9 @@ class PrimalRows:
         n_positive = data.n if data.weights is None else np.count_nonzero(data.weights)
         # An intercept needs a row outside.
         cuts = [1] if data.fit_intercept and len(numbers) == n_positive else []
-        return np.concatenate([self._by_others(part, alphas) for part in np.split(numbers, cuts)], 1)
+        return np.concatenate([self._loo_errors_high_leverage(part, alphas) for part in np.split(numbers, cuts)], 1)
 
-    def _by_others(self, numbers: Numbers, alphas: Sequence[float]) -> Array:
+    def _loo_errors_high_leverage(self, numbers: Numbers, alphas: Sequence[float]) -> Array:
         others = np.delete(np.arange(self.data.n), numbers)
         rows = replace(self, advance=not_shown)
         system = rows.system(rows.sums([others])[0], min(alphas), lambda: others)
@@ -262,7 +262,7 @@ def loo_errors(inner: Array, errors: Array, roots: Array) -> Array:
     Parameters
     ----------
     inner : ndarray of shape (m, p)
-        Uᵀ; see `PrimalRows.errors_by_others`.
+        Uᵀ; see `PrimalRows.loo_errors_high_leverage`.
     errors : ndarray of shape (m, t)
         Scaled errors by the model of the rows outside.
     roots : ndarray of shape (m,)

@@ -242,8 +242,8 @@ class FitRequest:
     """Documents or tables that the kernel was fitted to, if its values depend on them."""
     folds: Sequence[NDArray[np.intp]] = ()
     """Rows of the folds without which models are computed as well; with uncertainty="intervals" only."""
-    processes: Callable[..., Any] | None = None
-    """Makes the Gaussian processes of the fit (`Posteriors`) of the factors that it leaves, with `uncertainty`."""
+    posteriors: Callable[..., Any] | None = None
+    """Makes the Posteriors of the fit (`Posteriors`) of the factors that it leaves, with `uncertainty`."""
     because: Because = NOTHING_SET
     """Why the settings have a form or a solver that the user did not request."""
     given: Self | None = None

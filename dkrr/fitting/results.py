@@ -141,6 +141,41 @@ class SavedPosterior:
     left: Left | None = None
     """None: it is from a saved model."""
 
+    @classmethod
+    def primal(
+        cls,
+        lower: Array,
+        coef: Array,
+        intercept: tuple[Array, Array, float] | None,
+        left: Left | None = None,
+        **numbers: Any,
+    ) -> "SavedPosterior":
+        """State of a posterior in the primal form, with the intercept as the last feature.
+
+        Features are about their means: the factor with the intercept has one more row, of which only the last entry,
+        √W, is not 0.
+
+        Parameters
+        ----------
+        lower : ndarray of shape (D, D), or (D + 1, D + 1) with an intercept
+            Its first D rows and columns are the lower factor of A + λI; the other entries are 0, and the last one is
+            written.
+        coef : ndarray of shape (D, t)
+        intercept : (ndarray of shape (D,), ndarray of shape (t,), float), optional
+            Means of the features, constants of the targets less their means, and W.
+        left : Left, optional
+            See above.
+        **numbers
+            Further values of JSON.
+        """
+        arrays: dict[str, Rows] = {"factor": MemoryRows(lower)}
+        if intercept is not None:
+            centre, constants, total = intercept
+            lower[-1, -1], coef = np.sqrt(total), np.vstack([coef, constants])
+            arrays["centre"] = MemoryRows(centre[:, None])
+        arrays["coef"] = MemoryRows(np.ascontiguousarray(coef))
+        return cls({"form": "primal", **numbers, "centred": intercept is not None}, arrays, left)
+
 
 @dataclass(frozen=True)
 class Solution:
@@ -172,7 +207,7 @@ class Solution:
     """Differences from the plan."""
     near: Array | None = None
     """Coefficients of a Fourier grid for rows that are not in its box, (D', t)."""
-    kept: Mapping[float, SavedPosterior] = field(default_factory=dict)
+    saved: Mapping[float, SavedPosterior] = field(default_factory=dict)
     """By λ, the factors that standard deviations take, where the plan keeps them."""
 
 
@@ -188,8 +223,8 @@ class FittedModel:
     """‖f‖ in the kernel's space, of shape (t,); None for a classification."""
     start: Point | None = None
     """Starting point of a later classification."""
-    processes: Any = None
-    """Gaussian processes (`Posteriors`) of a fit with uncertainty; None: they are made when they are asked for."""
+    posteriors: Any = None
+    """Posteriors (`Posteriors`) of a fit with uncertainty; None: they are made when they are asked for."""
 
 
 def result_of(solution: Solution, plan: Plan, context: Context, **facts: Any) -> SolveResult:
@@ -244,7 +279,7 @@ def fitted_model(
     solution: Solution,
     context: Context,
     begun: float,
-    processes: Any = None,
+    posteriors: Any = None,
 ) -> FittedModel:
     """Fitted value and result of a solution.
 
@@ -252,8 +287,8 @@ def fitted_model(
     ----------
     begun : float
         Start of the fit, by `time.perf_counter`.
-    processes : Posteriors, optional
-        Gaussian processes that the fit leaves.
+    posteriors : Posteriors, optional
+        Posteriors that the fit leaves.
 
     Raises
     ------
@@ -266,11 +301,11 @@ def fitted_model(
     norms, doubts = _norms(model, solution, data)
     if doubts:
         solution = replace(solution, messages=doubts + solution.messages)
-    is_used = model.keep_alive is not None or any(one.left and one.left.owner for one in solution.kept.values())
+    is_used = model.keep_alive is not None or any(one.left and one.left.owner for one in solution.saved.values())
     if owner is not None and not is_used:
         owner.delete()
     result = result_of(solution, plan, context, seconds=time.perf_counter() - begun)
-    return FittedModel(model, result, dual_coef, norms, processes=processes)
+    return FittedModel(model, result, dual_coef, norms, posteriors=posteriors)
 
 
 def _norms(model: FittedFunction, solution: Solution, data: TrainingData) -> tuple[Array, tuple[str, ...]]:

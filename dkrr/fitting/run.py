@@ -143,25 +143,25 @@ def fit_regression(request: FitRequest, data: TrainingData, plan: Plan, progress
     start = request.start if isinstance(request.start, DualStart) else None
     with open_context(plan, request.settings.store, progress) as context:
         solution = _solution(data, plan, context, start)
-        processes = processes_left(request, data, solution)
-        if processes is not None and request.folds:
-            processes.fold_models(request.folds, context)
-    return (fitted_model(data, plan, solution, context, begun, processes),)
+        posteriors = posteriors_left(request, data, solution)
+        if posteriors is not None and request.folds:
+            posteriors.fold_models(request.folds, context)
+    return (fitted_model(data, plan, solution, context, begun, posteriors),)
 
 
-def processes_left(request: FitRequest, data: TrainingData, solution: Solution) -> Any:
-    """Gaussian processes of a fit, from the factors that it leaves; None unless it is to leave them."""
-    if request.settings.uncertainty is False or request.processes is None:
+def posteriors_left(request: FitRequest, data: TrainingData, solution: Solution) -> Any:
+    """Posteriors of a fit, from the factors that it leaves; None unless it is to leave them."""
+    if request.settings.uncertainty is False or request.posteriors is None:
         return None
-    given, kept = request if request.given is None else request.given, dict[float, SavedPosterior]()
+    given, saved = request if request.given is None else request.given, dict[float, SavedPosterior]()
     if solution.dual_coef is not None:
         found = quadratics(data, solution.dual_coef)
-        for alpha, one in solution.kept.items():
+        for alpha, one in solution.saved.items():
             of_alpha = {"quadratic": found[data.alphas == alpha].tolist()}
-            kept[alpha] = replace(one, numbers=one.numbers | of_alpha)
+            saved[alpha] = replace(one, numbers=one.numbers | of_alpha)
     grid = data.feature_map if solution.near is not None else None
     assert grid is None or isinstance(grid, FourierGrid)
-    return request.processes(given, data.kernel, kept, grid)
+    return request.posteriors(given, data.kernel, saved, grid)
 
 
 def shortfall(result: SolveResult, plan: Plan) -> str:

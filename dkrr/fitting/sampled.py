@@ -69,7 +69,7 @@ def _boxed(phi: FourierGrid, rows: Rows) -> FourierGrid:
 def centre_linear_parts(data: Data, store: str | None = None) -> Data:
     """Move the origin of the kernel near the rows, for fits with an intercept.
 
-    The model is the same. Data are returned as they are without a free intercept, where an origin brings nothing (see
+    The model is the same. Data are returned as they are without an intercept, where an origin brings nothing (see
     `kernels.centring`), and with CSR rows, which it would fill.
 
     Parameters

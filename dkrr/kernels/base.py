@@ -28,8 +28,8 @@ from dkrr.kernels.blocks import (
     STRIP_ENTRIES,
     STRIP_ROWS,
     Block,
+    BlockWriters,
     Fill,
-    Fillers,
     FloatArray,
     as_buffer,
     as_row_pair,
@@ -266,7 +266,7 @@ class Kernel(Parameters):
         symmetric = right is left
         # Overflow is looked for once, on the diagonal, and not by every elementwise operation.
         with np.errstate(over="ignore", invalid="ignore"):
-            _fill_strips(kernel.filler(left, right, target.dtype), target, lower=symmetric)
+            _fill_strips(kernel.block_writer(left, right, target.dtype), target, lower=symmetric)
             if symmetric:
                 mirror_lower(target)
                 # Rounding would leave, say, 1 - 2e-16 where the kernel is 1.
@@ -320,7 +320,7 @@ class Kernel(Parameters):
         if 0 in shape:
             return
         kernel = self.resolved(left.shape[1])
-        fill = kernel.filler(left, right, np.dtype(dtype))
+        fill = kernel.block_writer(left, right, np.dtype(dtype))
         diagonal = kernel.diagonal(left) if symmetric else None
         # As many bytes of float32 as of float64, unless other buffers are as large as a large strip.
         grows = np.dtype(dtype) == np.float32 and not kernel._buffers() and not is_sparse(left)
@@ -554,7 +554,7 @@ class Kernel(Parameters):
 
     # What base classes and kernels made of this one call: rows are then as the kernel takes them.
 
-    def filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
+    def block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         """Function that fills a strip of k(X, Y); parameters as of `_block_writer`.
 
         Parameters
@@ -574,8 +574,8 @@ class Kernel(Parameters):
         left = self._taken(X)
         return self._block_writer(left, left if Y is X else self._taken(Y), dtype)
 
-    def fillers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
-        """`filler` by X for one Y; parameters as of `_block_writers`.
+    def block_writers(self, Y: Block, dtype: np.dtype[Any]) -> BlockWriters:
+        """`block_writer` by X for one Y; parameters as of `_block_writers`.
 
         Parameters
         ----------
@@ -587,11 +587,11 @@ class Kernel(Parameters):
         Returns
         -------
         callable of X
-            Returns the `filler` of X and Y.
+            Returns the `block_writer` of X and Y.
         """
         right = self._taken(Y)
-        filler = self._block_writers(right, dtype)
-        return lambda X: filler(right if X is Y else self._taken(X))
+        block_writer = self._block_writers(right, dtype)
+        return lambda X: block_writer(right if X is Y else self._taken(X))
 
     def diagonal_of(self, X: Block) -> npt.NDArray[np.float64]:
         """`diagonal` of checked rows, which may be infinite; CSR rows are made dense a few at a time.
@@ -633,7 +633,7 @@ class Kernel(Parameters):
             the other; arrays as large as one are a `Scratch`, and counted in `_strip_buffers`.
         """
 
-    def _block_writers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
+    def _block_writers(self, Y: Block, dtype: np.dtype[Any]) -> BlockWriters:
         """`_block_writer` by X for one Y, with what is computed from Y alone, which takes no more than `kept_bytes`."""
         return lambda X: self._block_writer(X, Y, dtype)
 
@@ -671,7 +671,7 @@ class KernelTo:
         self._Y = as_rows(kernel.encode(Y), "Y")
         self._kernel = kernel.resolved(self._Y.shape[1])
         with np.errstate(over="ignore", invalid="ignore"):
-            self._block_writers = self._kernel.fillers(self._Y, np.dtype(np.float64))
+            self._block_writers = self._kernel.block_writers(self._Y, np.dtype(np.float64))
 
     def __call__(self, X: Block, *, out: FloatArray | None = None) -> FloatArray:
         """Block of kernel values; parameters, result and errors are those of `Kernel.__call__`, `out` is of float64."""

@@ -22,7 +22,7 @@ Block: TypeAlias = Any  # a matrix: FloatArray, or a canonical scipy.sparse.csr_
 # Writes k(X[rows], Y[columns]) into a (len(rows), len(columns)) buffer; made once for each pair of blocks.
 Fill: TypeAlias = Callable[[slice, slice, FloatArray], None]
 # Makes it for a block X, of one Y whose own part of the work is done.
-Fillers: TypeAlias = Callable[[Block], Fill]
+BlockWriters: TypeAlias = Callable[[Block], Fill]
 
 # A strip is worked on several times (GEMM, clamp, exp), so it has to stay in the second-level cache.
 # 128 x 1024 doubles = 1 MiB was the best of 32...512 x 256...4096 on one Xeon core (2 MiB of L2).

@@ -1,6 +1,6 @@
-"""The linear kernel about an origin, which with a free intercept gives the same model and keeps its digits.
+"""The linear kernel about an origin, which with an intercept gives the same model and keeps its digits.
 
-With a free intercept the dual coefficients add up to 0, so a kernel may be changed by any function of x plus the same
+With an intercept the dual coefficients add up to 0, so a kernel may be changed by any function of x plus the same
 of z. (x − o)ᵀ(z − o) is xᵀz with such a change. Where rows lie far from 0, rounding of xᵀz is relative to their
 distance from 0, of (x − o)ᵀ(z − o) to the distances between them.
 """
@@ -30,7 +30,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CentredLinear(Kernel):
-    """k(x, z) = (x − o)ᵀ(z − o) for an origin o, which fits with a free intercept choose near the rows.
+    """k(x, z) = (x − o)ᵀ(z − o) for an origin o, which fits with an intercept choose near the rows.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ def linear_scales(kernel: Kernel, n_features: int) -> Array:
 
 
 def with_origin(kernel: Kernel, origin: Array) -> Kernel:
-    """Kernel with an origin (d,) for its linear parts; with a free intercept it gives the same model."""
+    """Kernel with an origin (d,) for its linear parts; with an intercept it gives the same model."""
     if isinstance(kernel, Linear):
         return CentredLinear(origin)
     if isinstance(kernel, Columns):

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from dkrr.checks import MAX_WHOLE, is_real, n_dimensions, shown, whole
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import Kernel
-from dkrr.kernels.blocks import STRIP_ENTRIES, Block, Fill, Fillers
+from dkrr.kernels.blocks import STRIP_ENTRIES, Block, BlockWriters, Fill
 from dkrr.kernels.custom import CallableKernel, is_objects
 from dkrr.rounding import check_exact_columns
 from dkrr.text import near_columns, plural
@@ -302,9 +302,9 @@ class Columns(Compound):
     def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         return self._block_writers(Y, dtype)(X)
 
-    def _block_writers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
+    def _block_writers(self, Y: Block, dtype: np.dtype[Any]) -> BlockWriters:
         right = self.cut(Y)
-        base = self.base.fillers(right, dtype)
+        base = self.base.block_writers(right, dtype)
         return lambda X: base(right if X is Y else self.cut(X))
 
     def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:

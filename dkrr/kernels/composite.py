@@ -15,8 +15,8 @@ from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import (
     Block,
+    BlockWriters,
     Fill,
-    Fillers,
     FloatArray,
     Scratch,
     are_moderate,
@@ -40,8 +40,8 @@ class _Pair(Compound):
     def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         return self._block_writers(Y, dtype)(X)
 
-    def _block_writers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
-        first, second = self.left.fillers(Y, dtype), self.right.fillers(Y, dtype)
+    def _block_writers(self, Y: Block, dtype: np.dtype[Any]) -> BlockWriters:
+        first, second = self.left.block_writers(Y, dtype), self.right.block_writers(Y, dtype)
         return lambda X: self._combined(first(X), second(X), Scratch(dtype))
 
     def _combined(self, first: Fill, second: Fill, scratch: Scratch) -> Fill:
@@ -170,8 +170,8 @@ class Scaled(Compound):
     def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         return self._block_writers(Y, dtype)(X)
 
-    def _block_writers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
-        base = self.base.fillers(Y, dtype)
+    def _block_writers(self, Y: Block, dtype: np.dtype[Any]) -> BlockWriters:
+        base = self.base.block_writers(Y, dtype)
         return lambda X: self._multiplied(base(X))
 
     def _multiplied(self, base: Fill) -> Fill:
@@ -222,11 +222,11 @@ class Normalized(Compound):
         return super()._dense_workspace_bytes(n_rows, n_columns, n_features) + scale_bytes
 
     def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
-        # Scales first: what they need in memory is free again when the part's filler is made.
+        # Scales first: what they need in memory is free again when the block writer of the part is made.
         rows, scales = self.prepared(X, dtype)
         others, theirs = (rows, scales) if Y is X else self.prepared(Y, dtype)
         left, right = scales.astype(dtype, copy=False), theirs.astype(dtype, copy=False)
-        base = self.base.filler(rows, others, dtype)
+        base = self.base.block_writer(rows, others, dtype)
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
             base(rows, columns, out)

@@ -17,8 +17,8 @@ from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import (
     STRIP_ENTRIES,
     Block,
+    BlockWriters,
     Fill,
-    Fillers,
     FloatArray,
     Scratch,
     dot_products,
@@ -108,17 +108,17 @@ class RBF(WithLengths):
     def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         return self._block_writers(Y, dtype)(X)
 
-    def _block_writers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
+    def _block_writers(self, Y: Block, dtype: np.dtype[Any]) -> BlockWriters:
         assert self.gamma is not None, "the kernel must be resolved first"
         gamma = self.gamma
         columns = DistanceColumns(right := times_ratios(Y, gamma, 0.5), -reference(gamma, 0.5), dtype)
 
-        def filler(X: Block) -> Fill:
-            return self._filler_of(ScaledSquaredDistances(right if X is Y else times_ratios(X, gamma, 0.5), columns))
+        def block_writer(X: Block) -> Fill:
+            return self._writer_of(ScaledSquaredDistances(right if X is Y else times_ratios(X, gamma, 0.5), columns))
 
-        return filler
+        return block_writer
 
-    def _filler_of(self, exponent: "ScaledSquaredDistances") -> Fill:
+    def _writer_of(self, exponent: "ScaledSquaredDistances") -> Fill:
         exponents = exponents_of(exponent)
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
@@ -202,19 +202,19 @@ class Matern(WithLengths):
     def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         return self._block_writers(Y, dtype)(X)
 
-    def _block_writers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
+    def _block_writers(self, Y: Block, dtype: np.dtype[Any]) -> BlockWriters:
         length_scales = self.length_scale
         right = times_ratios(Y, length_scales, -1.0)
         columns = DistanceColumns(right, 2 * self.nu / reference(length_scales, -1.0) ** 2, dtype)
 
-        def filler(X: Block) -> Fill:
-            return self._filler_of(
+        def block_writer(X: Block) -> Fill:
+            return self._writer_of(
                 ScaledSquaredDistances(right if X is Y else times_ratios(X, length_scales, -1.0), columns)
             )
 
-        return filler
+        return block_writer
 
-    def _filler_of(self, squares: "ScaledSquaredDistances") -> Fill:
+    def _writer_of(self, squares: "ScaledSquaredDistances") -> Fill:
         scratch, distances = Scratch(squares.dtype), squares_of(squares, REFINE_DISTANCE[squares.dtype])
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:

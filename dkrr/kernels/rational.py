@@ -10,7 +10,7 @@ import numpy.typing as npt
 from dkrr.checks import positive
 from dkrr.errors import InputError
 from dkrr.kernels.base import Kernel
-from dkrr.kernels.blocks import Block, Fill, Fillers, FloatArray
+from dkrr.kernels.blocks import Block, BlockWriters, Fill, FloatArray
 from dkrr.kernels.euclidean import (
     DistanceColumns,
     ScaledSquaredDistances,
@@ -99,19 +99,19 @@ class RationalQuadratic(WithLengths):
     def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         return self._block_writers(Y, dtype)(X)
 
-    def _block_writers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
+    def _block_writers(self, Y: Block, dtype: np.dtype[Any]) -> BlockWriters:
         length_scales = self.length_scale
         right = times_ratios(Y, length_scales, -1.0)
         columns = DistanceColumns(right, 0.5 / self.alpha / reference(length_scales, -1.0) ** 2, dtype)
 
-        def filler(X: Block) -> Fill:
-            return self._filler_of(
+        def block_writer(X: Block) -> Fill:
+            return self._writer_of(
                 ScaledSquaredDistances(right if X is Y else times_ratios(X, length_scales, -1.0), columns)
             )
 
-        return filler
+        return block_writer
 
-    def _filler_of(self, squares: ScaledSquaredDistances) -> Fill:
+    def _writer_of(self, squares: ScaledSquaredDistances) -> Fill:
         distances = squares_of(squares, self.alpha / REFINE_SIZE[squares.dtype], 1.0)
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:

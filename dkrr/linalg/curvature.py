@@ -5,7 +5,7 @@ With K the Gram matrix, g = v (p − y) and W = C Cᵀ the derivatives of the li
 
     Δα = C x − d / 2λ,     (Cᵀ K C + 2λ) x = Cᵀ K d / 2λ − q − Cᵀ 1 Δb,
 
-so C may vanish where p (1 − p) does: what C cannot reproduce goes to d. With a free intercept 1ᵀΔα is given, which is
+so C may vanish where p (1 − p) does: what C cannot reproduce goes to d. With an intercept 1ᵀΔα is given, which is
 Ĉᵀx = h for Ĉ = Cᵀ1; x = Ĉ (ΣW)⁺ h + Π x with the projection Π = I − Ĉ (ΣW)⁺ Ĉᵀ, and Δb falls out. What is left is
 symmetric and positive definite: Π Cᵀ K C Π + 2λ.
 
@@ -45,7 +45,7 @@ class Curvature:
 
     @classmethod
     def of_root(cls, root: HessianRoot, *, centred: bool) -> "Curvature":
-        """Curvature of a root of W, with or without a free intercept."""
+        """Curvature of a root of W, with or without an intercept."""
         return cls(root, root.inverse_total() if centred else None)
 
     def of_columns(self, columns: Columns) -> "Curvature":

@@ -18,7 +18,7 @@ from dkrr.text import plural
 Array = NDArray[np.float64]
 
 TRACE_LEFT = 0.1
-"""What a partial factor may leave of the trace, over λ."""
+"""Largest trace that a partial factor leaves, over λ."""
 MIN_TOL = 1e-13
 """Relative residual of systems by conjugate gradient: with a looser one, λ being far smaller than A, predictions and
 refinements are."""

@@ -34,7 +34,7 @@ MAX_ERROR = 1e-3
 FOLD_ROUNDING, ROW_ROUNDING = 3e-16, 1e-14
 """Relative error that rounding leaves in errors of held-out folds and, where 1 − leverage cancels, of single rows, over
 Σw k(x, x) / λ: ten and two times the largest that was measured in arithmetic of 60 digits."""
-MAX_ITERATIONS, MAX_RESIDUAL = 200, 1e-9
+MAX_ITERATIONS, MAX_CG_RESIDUAL = 200, 1e-9
 """Iterations of conjugate gradient, and its relative residual above which complete factors take its place."""
 
 
@@ -44,9 +44,9 @@ class FourierSums:
 
     grid: Grid
     modes: Complex
-    """Of shape (1 + t, *n_sum_modes)."""
+    """Sums of w, and of w y for every target, of shape (1 + t, *n_sum_modes)."""
     squares: Array
-    """Of shape (t,)."""
+    """Sums of w y², of shape (t,)."""
     threads: int = 1
     """Threads of this process that form and multiply the matrix."""
 
@@ -215,10 +215,10 @@ class FourierFeatures:
         coef = solver.solve(np.tile(system.moments, len(alphas)), np.repeat(alphas, t))
         solver.close()
         residuals = solver.residuals.reshape(len(alphas), t).max(axis=1)
-        if residuals.max() > MAX_RESIDUAL and matrix.n <= FACTORED_SIDE:
+        if residuals.max() > MAX_CG_RESIDUAL and matrix.n <= FACTORED_SIDE:
             return None
         parts = zip(alphas.tolist(), np.split(coef, len(alphas), axis=1), residuals.tolist(), strict=True)
-        return [system.solved(alpha, part, residual=residual) for alpha, part, residual in parts]
+        return [system.solution_of(alpha, part, residual=residual) for alpha, part, residual in parts]
 
     def certainty(self, solution: NormalSolution, sizes: Array, *, of_rows: bool) -> list[tuple[float, float]]:  # noqa: ARG002
         """See `Features`.

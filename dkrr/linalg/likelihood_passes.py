@@ -36,7 +36,7 @@ class LikelihoodPass:
 
     @property
     def design(self) -> Design:
-        """Φ, with the constant of a free intercept."""
+        """Φ, with a column of ones for an intercept."""
         return Design(self.feature_map, has_constant=self.fit_intercept)
 
     @property

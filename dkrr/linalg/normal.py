@@ -1,6 +1,6 @@
 """The normal equations of the primal form, ΦᵀWΦ and ΦᵀWy: in one streaming pass over the rows, or as products only.
 
-With a free intercept, y is centred by its weighted means first, and the sums are about a reference near the weighted
+With an intercept, y is centred by its weighted means first, and the sums are about a reference near the weighted
 means of Φ: one correction of rank one then centres them (see `fitting.reference`), where about the origin it would
 cancel. A task covers one tile (i, j) of the D × D matrix and one segment of the rows; the sums of the segments are
 added, and corrected, when the tile is used. In memory a task covers all tiles.

@@ -159,10 +159,23 @@ class NormalSystem:
         """
         factor = self.factor(alpha) if factor is None else factor
         right_sides = self.moments if offset_coef is None else self.moments - alpha * offset_coef
-        return self.solved(alpha, cho_solve(factor, right_sides), factor)
+        return self.solution_of(alpha, cho_solve(factor, right_sides), factor)
 
-    def solved(self, alpha: float, coef: Array, factor: Array | None = None, residual: float = 0.0) -> "NormalSolution":
-        """Solution with known coefficients."""
+    def solution_of(
+        self, alpha: float, coef: Array, factor: Array | None = None, residual: float = 0.0
+    ) -> "NormalSolution":
+        """Solution of known coefficients.
+
+        Parameters
+        ----------
+        alpha : float
+            λ.
+        coef : ndarray of shape (D, t)
+        factor : ndarray of shape (D, D), optional
+            Lower factor of A + λI.
+        residual : float
+            Relative residual of conjugate gradient.
+        """
         squares = self.squares
         found = squares - np.einsum("ij,ij->j", self.moments, coef)
         summed = self.summed + alpha
@@ -223,7 +236,7 @@ class NormalSolution:
         return np.asarray(self.rounded / np.sqrt(self.least_pivot))
 
     def about_the_means(self) -> Self:
-        """The same function of features about the reference c + `means`."""
+        """Solution of the same function, for features about the reference c + `means`."""
         constants = self.constants + self.means @ self.coef
         return replace(self, means=np.zeros_like(self.means), constants=constants)
 
@@ -285,7 +298,7 @@ class Features(Protocol):
         """c, of shape (D,), subtracted from features in blocks."""
 
     def about(self, shift: Array) -> Self | None:
-        """The same features about the reference c + `shift`; None where sums need no reference."""
+        """Features about the reference c + `shift`; None where sums need no reference."""
 
     def block_rows(self, row_bytes: int, n_targets: int) -> int:
         """Rows of a block."""
@@ -445,8 +458,8 @@ class DenseSums:
         products += 2.0 * (np.outer(self.moments[:, -1], constants) - right_sides)
         found = squares + np.einsum("ij,ij->j", coef, products)
         found += constants * (self.total * constants - 2.0 * np.tile(self.totals[:-1], repeats))
-        lengths = np.sqrt(np.maximum(self.gram.diagonal(), 0.0))
-        sizes = np.sqrt(squares) + lengths @ np.abs(coef) + np.sqrt(self.total) * np.abs(constants)
+        norms = np.sqrt(np.maximum(self.gram.diagonal(), 0.0))
+        sizes = np.sqrt(squares) + norms @ np.abs(coef) + np.sqrt(self.total) * np.abs(constants)
         return found, EPS * np.sqrt(n_rows) * sizes**2
 
 
@@ -487,7 +500,7 @@ class DenseFeatures:
         return np.ascontiguousarray(Design(self.feature_map, centre).features(x), np.float64)
 
     def about(self, shift: Array) -> Self:
-        """The same features about the reference c + `shift`."""
+        """See `Features`."""
         return replace(self, reference=self.reference + shift)
 
     def new_sums(self, n_targets: int) -> DenseSums:

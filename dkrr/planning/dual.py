@@ -45,7 +45,7 @@ REFINED_TOL = 1e-13
 """Typical relative residual at the level of rounding."""
 TYPICAL_RATIO = 1e-4
 """Rounding ratio assumed of kernels whose scale a plan does not know; a fit first looks at the diagonal of K."""
-SMALLEST_FRACTION = 0.1
+MIN_FRACTION = 0.1
 """Fraction of the smallest eigenvalue that a sample suggests, on which a plan relies."""
 MORE_IN_FLOAT32 = 2
 """Iterations of a Newton step that factors in float32 leave to do, besides those with factors in float64."""
@@ -68,7 +68,7 @@ def ratio_of(p: Problem) -> float:
     if not p.kernel.has_unit_diagonal:
         return TYPICAL_RATIO if shift > 0 else 1.0
     if p.spectrum != Spectrum():
-        shift += SMALLEST_FRACTION * p.n * p.spectrum.eigenvalue(p.n)
+        shift += MIN_FRACTION * p.n * p.spectrum.eigenvalue(p.n)
     return rounding_ratio(p.n, shift / (1.0 + shift))
 
 

@@ -11,7 +11,7 @@ from dkrr.planning.primal import curvature_in_memory, factored_primal, streamed_
 from dkrr.planning.problem import Form, Loss, Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import Solver, Strategy
-from dkrr.planning.transforms import generated, generated_iterated
+from dkrr.planning.transforms import fourier_factored, fourier_iterated
 
 Candidates = Callable[[Problem, Resources], Iterable[Strategy]]
 
@@ -33,9 +33,9 @@ METHODS: Mapping[tuple[Loss, Form | Literal["fourier"], Solver], Candidates] = {
     ("logistic", "primal", "cholesky"): curvature_in_memory,
     ("logistic", "primal", "float32"): streamed_where_requested,
     ("logistic", "primal", "cg"): streamed_primal,
-    ("squared", "fourier", "cholesky"): generated,
-    ("squared", "fourier", "cg"): generated_iterated,
-    ("logistic", "fourier", "cholesky"): generated,
+    ("squared", "fourier", "cholesky"): fourier_factored,
+    ("squared", "fourier", "cg"): fourier_iterated,
+    ("logistic", "fourier", "cholesky"): fourier_factored,
 }
 """Candidates by loss, form (the primal one also by transforms) and solver, those in memory first."""
 

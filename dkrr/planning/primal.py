@@ -321,7 +321,7 @@ def _strategy(site: CostModel, details: StrategyDetails, recipe: Recipe, peak: i
 
 
 def _dimension(p: Problem) -> int:
-    """Features, and the constant of a free intercept that Newton's method counts as one."""
+    """Features, and the column of ones of an intercept that Newton's method counts as one."""
     return p.matrix_size("primal") + (1 if p.fit_intercept and p.loss == "logistic" else 0)
 
 

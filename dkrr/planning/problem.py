@@ -295,7 +295,7 @@ class Problem:
 
     @property
     def n_right_sides(self) -> int:
-        """Columns of the systems: the targets, and the ones of a free intercept in the dual form."""
+        """Columns of the systems: the targets, and the ones of an intercept in the dual form."""
         return self.n_targets + (1 if self.fit_intercept and self.loss == "squared" else 0)
 
     @property

@@ -65,7 +65,7 @@ class Transforms(NamedTuple):
     """Transforms of every row in a fit."""
 
     sums: int
-    """For the generator and the moments."""
+    """For the sums of weights and of targets."""
     duals: int
     """For α and its sums."""
     refined: int
@@ -98,7 +98,7 @@ def rank_of(p: Problem, grid: Grid) -> int:
     return min(whole, int(((whole * share) ** (1 / d) + EDGE_FUNCTIONS) ** d))
 
 
-def generated(p: Problem, r: Resources) -> Iterator[Strategy]:
+def fourier_factored(p: Problem, r: Resources) -> Iterator[Strategy]:
     """A complete factor of the matrix that is gathered from transforms."""
     grid = _grid(p)
     side = grid.dimension * (p.n_targets if p.is_softmax else 1)
@@ -113,7 +113,7 @@ def generated(p: Problem, r: Resources) -> Iterator[Strategy]:
     yield from _in_places(p, r, grid, recipe, n_matrices * 8 * side**2, 0)
 
 
-def generated_iterated(p: Problem, r: Resources) -> Iterator[Strategy]:
+def fourier_iterated(p: Problem, r: Resources) -> Iterator[Strategy]:
     """Conjugate gradient with a partial factor, and products by convolutions."""
     grid = _grid(p)
     if grid.dimension <= FACTORED_SIDE and p.settings is None:

@@ -96,7 +96,7 @@ def _selected(request: SelectionRequest, show_progress: bool | None) -> Selected
         if not request.refit:
             return found
         settings = replace(within_store(settings, "fit"), uncertainty=request.uncertainty)
-        last = replace(request.fit_request(settings, alphas), folds=request.interval_folds, processes=Posteriors)
+        last = replace(request.fit_request(settings, alphas), folds=request.interval_folds, posteriors=Posteriors)
         begun = perf_counter()
         with whole.part(steps["last fit"].expected):
             fitted = fit(_continuing(last, found.candidates[found.kernel]), show_progress)

@@ -7,7 +7,7 @@ residuals r = y − Φθ, the rows that are left out have the sum of squared err
 
 whose terms are no larger than it where δ is small. Other scores, sums that would cancel, and Fourier features take a
 second pass. Leave-one-out takes the errors of all rows over 1 − wᵢ φᵢᵀ(ΦᵀWΦ + λI)⁻¹φᵢ, where the second term is the
-leverage of the row; where that is nearly 1, see `PrimalRows.errors_by_others`.
+leverage of the row; where that is nearly 1, see `PrimalRows.loo_errors_high_leverage`.
 
 References
 ----------
@@ -82,7 +82,7 @@ class PrimalFolds:
         else:
             self._score_folds(alphas, sheet)
 
-    def _take_certainty(self, fold: int, a: int, solution: NormalSolution, sizes: Array, *, of_rows: bool) -> None:
+    def _report_certainty(self, fold: int, a: int, solution: NormalSolution, sizes: Array, *, of_rows: bool) -> None:
         """Report what rounding may change in the predictions of a λ, relative to the sizes of targets or errors."""
         for found, limit in self._features.certainty(solution, sizes, of_rows=of_rows):
             self._report.add_residual(a, fold, found, limit)
@@ -103,7 +103,7 @@ class PrimalFolds:
             system = rows.system(sums, float(alphas.min()), partial(folds.training, f))
             found = self._features.solutions(system, alphas, None if offset is None else offset[0])
             for a, solution in enumerate(found):
-                self._take_certainty(f, a, solution, self._sizes, of_rows=False)
+                self._report_certainty(f, a, solution, self._sizes, of_rows=False)
             coefs.append(np.hstack([one.coef for one in found]))
             constants.append(np.concatenate([one.constants for one in found]))
             if takes_sums:
@@ -219,14 +219,14 @@ class PrimalFolds:
         with self._progress.stage("held-out errors", float(data.n)):
             parts = rows.over_segments(of_segment)
         squares, near = sum(part[0] for part in parts), [one for part in parts for one in part[1]]
-        for a, some, errors in self._errors_by_others(near, alphas):
+        for a, some, errors in self._loo_errors_high_leverage(near, alphas):
             if kept:
                 kept[a][some] = data.targets[some] - errors
             squares[a] += rows.weights(some) @ errors**2
         # Squared errors may be those of a heavy row, beside which what rounding hides of the others does not count.
         sizes = np.sqrt(squares) if sheet.is_squared_error else np.tile(self._sizes, (len(alphas), 1))
         for a, solution in enumerate(solutions):
-            self._take_certainty(0, a, solution, sizes[a], of_rows=True)
+            self._report_certainty(0, a, solution, sizes[a], of_rows=True)
         total = float(rows.weights(slice(0, data.n)).sum())
         for a in range(len(alphas)):
             if kept:
@@ -234,12 +234,12 @@ class PrimalFolds:
             else:
                 sheet.add_squares(a, 0, squares[a], total)
 
-    def _errors_by_others(
+    def _loo_errors_high_leverage(
         self, near: Sequence[tuple[int, Numbers]], alphas: Array
     ) -> Iterator[tuple[int, Numbers, Array]]:
         """Numbers of λ and of rows whose leverage is nearly 1, with their errors by the models of all other rows."""
         if near:
             numbers = np.unique(np.concatenate([some for _, some in near]))
-            found = self._rows.errors_by_others(numbers, alphas.tolist())
+            found = self._rows.loo_errors_high_leverage(numbers, alphas.tolist())
             for a, some in near:
                 yield a, some, found[a, np.searchsorted(numbers, some)]

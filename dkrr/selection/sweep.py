@@ -36,7 +36,7 @@ from dkrr.text import plural
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
 
-MOST_RESIDUAL = 0.3
+MAX_SCORED_RESIDUAL = 0.3
 """Relative residual from which on scores are computed; see EARLY_ERROR."""
 STOPPED_RESIDUAL = 1e-2
 """Largest true residual with which λ that were given up still have scores."""
@@ -121,7 +121,7 @@ class EarlyStopping:
         reached[cycle.columns] = np.where(norms > cycle.goal, norms / self._norms[cycle.columns], 0.0)
         worst = reached.reshape(self._n_alphas, self._n_sets, -1)[:, : len(self._tests)].max(axis=(1, 2))
         for a in range(self.n_kept):
-            if worst[a] > (MOST_RESIDUAL if self._systems.is_squared_error else 0.0):
+            if worst[a] > (MAX_SCORED_RESIDUAL if self._systems.is_squared_error else 0.0):
                 break
             if a not in self._scores or worst[a] <= 0.5 * self._residuals[a] or worst[a] == 0.0 < self._residuals[a]:
                 self._scores[a], self._residuals[a] = self._score(a), worst[a]

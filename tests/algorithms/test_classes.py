@@ -145,7 +145,7 @@ def test_a_class_of_weight_zero_is_never_likely(one_vs_rest, form):
 
 @every_pair(form=["primal", "dual"], one_vs_rest=[False, True], solver=["cholesky", "cg"])
 @pytest.mark.parametrize("by", ["rows", "classes"])
-def test_a_free_constant_needs_weight_of_every_class(one_vs_rest, form, solver, by):
+def test_an_intercept_needs_weight_of_every_class(one_vs_rest, form, solver, by):
     X, codes, _, _ = samples(3)
     model = KernelLogisticRegression(0.05, one_vs_rest=one_vs_rest, form=form, solver=solver)
     model.set_params(class_weight={1: 0.0} if by == "classes" else None)

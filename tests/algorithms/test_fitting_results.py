@@ -98,13 +98,13 @@ def test_norms_that_rounding_hides_are_zero_and_a_message_says_so(kernel):
 # Residuals
 
 
-def test_a_free_constant_with_weights_over_many_orders_leaves_an_honest_residual():
+def test_an_intercept_with_weights_over_many_orders_leaves_an_honest_residual():
     # With α = u − v b, b that is off by its last digit leaves Σα far above the rounding of α.
     found = fits.run(trials.trial("weights", 34))
     assert found.ended == "SOLVED" and not found.dishonest
 
 
-def test_an_iteration_with_a_free_constant_continues_until_the_coefficients_meet_the_tolerance():
+def test_an_iteration_with_an_intercept_continues_until_the_coefficients_meet_the_tolerance():
     rng, tol = np.random.default_rng(0), 1e-3
     rows = 30.0 + rng.standard_normal((60, 3))
     y = rows @ [1.0, 2.0, 3.0] + 0.01 * rng.standard_normal(60)

@@ -159,7 +159,7 @@ def test_a_factor_is_read_tile_by_tile_where_memory_is_short(data, tmp_path, mon
     again = saved(model, tmp_path)
     assert_close(again.predict(data.X_new, return_std=True)[1], std, 1e-12)
     assert_close(again.loo_residuals(), residuals, 1e-12)
-    assert again._known_processes.factored()[0][1]._matrix_factor.is_stored
+    assert again._known_posteriors.factored()[0][1]._matrix_factor.is_stored
 
 
 def test_memory_decides_how_many_rows_a_factor_serves_at_once(data, tmp_path, monkeypatch):
@@ -170,7 +170,7 @@ def test_memory_decides_how_many_rows_a_factor_serves_at_once(data, tmp_path, mo
     rows = np.tile(data.X_new, (2100 // len(data.X_new) + 1, 1))[:2100]
     std = model.predict(rows, return_std=True)[1]
     assert panels.count((1, 0)) == 1, "the factor is read once for all rows"
-    size = model._known_processes.factored()[0][1].factor_size
+    size = model._known_posteriors.factored()[0][1].factor_size
     assert size.rows_within(size.bytes_of(1500)) == 1024 and size.rows_within(size.bytes_of(10**6)) == 4096
     monkeypatch.setattr("dkrr.planning.predictions.ROWS_PER_READ", 1024)
     assert_close(model.predict(rows, return_std=True)[1], std, 1e-12)
@@ -230,7 +230,7 @@ def test_a_model_without_it_says_how_to_save_it(data, tmp_path):
 def test_damaged_descriptions_are_refused(data, tmp_path, changes):
     model = KernelRidge(kernel=RBF(gamma=0.1)).fit(data.X, data.y)
     dkrr.save(model, tmp_path / "m.zarr", uncertainty=True)
-    factor = {"alpha": 1.0, **model._known_processes.kept()[1.0].numbers} | changes
+    factor = {"alpha": 1.0, **model._known_posteriors.saved()[1.0].numbers} | changes
     edit(tmp_path / "m.zarr", **{"uncertainty": {"solver": "auto", "factors": [factor]}} | changes)
     with pytest.raises(dkrr.errors.StoreError, match="damaged"):
         dkrr.load(tmp_path / "m.zarr").predict(data.X_new, return_std=True)
@@ -264,7 +264,7 @@ def test_damaged_results_of_a_search_are_refused(data, tmp_path, entry):
 
 def test_intervals_of_rows_that_someone_has_changed_are_not_nan(data, tmp_path):
     again = saved(KernelRidge(kernel="rbf").fit(data.X, data.y), tmp_path)
-    again._processes().request.rows.array[3] = np.nan  # with the right checksum, as an attacker would write it
+    again._posteriors().request.rows.array[3] = np.nan  # with the right checksum, as an attacker would write it
     with pytest.raises(NotFiniteError, match="is NaN"):
         again.predict_interval(data.X_new)
 
@@ -299,7 +299,7 @@ def test_intervals_of_a_loaded_model_take_no_factor_once_they_were_asked_for(
 def test_damaged_models_without_a_fold_are_refused(data, tmp_path, monkeypatch, damage):
     model = KernelRidge(kernel=RBF(gamma=0.1)).fit(data.X, data.y)
     model.predict_interval(data.X_new)
-    (models,) = model._known_processes._fold_models.values()
+    (models,) = model._known_posteriors._fold_models.values()
     errors = models[0][1].errors
     if damage == "nan":
         models[0][1].function.dual_coef[3, 4] = np.nan

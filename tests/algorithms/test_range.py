@@ -1,6 +1,6 @@
 """Data near the ends of float64, rows far from 0, singular matrices: right, or refused, or not called a success.
 
-With a free intercept a linear kernel takes an origin near rows that are far from 0, and keeps all digits.
+With an intercept a linear kernel takes an origin near rows that are far from 0, and keeps all digits.
 """
 
 import re
@@ -275,7 +275,7 @@ def test_what_takes_no_origin():
     assert centre_linear_parts(Linear(), X[:1], 1) == Linear(), "it would be 0"
     for kernel in (RBF(), Polynomial(degree=1), Linear() * RBF(), Linear() + Polynomial(degree=2)):
         assert centre_linear_parts(kernel, X, 20) is kernel
-    assert KernelRidge(1e6, form="dual").fit(X - 1e6 + 100.0, y)._model.kernel == Linear(), "no free intercept"
+    assert KernelRidge(1e6, form="dual").fit(X - 1e6 + 100.0, y)._model.kernel == Linear(), "no intercept"
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1e3])

@@ -134,7 +134,7 @@ def test_coefficients_are_as_right_as_their_system_allows(case, where, tmp_path)
 
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_a_free_constant_takes_no_further_pass_over_the_rows(sparse, weighted, monkeypatch):
+def test_an_intercept_takes_no_further_pass_over_the_rows(sparse, weighted, monkeypatch):
     read, whole = [0], MemoryRows.read
 
     def counted(self, start, stop, *columns):

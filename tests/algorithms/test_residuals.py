@@ -141,7 +141,7 @@ def test_refinement_ends_at_the_residual_of_a_factorisation_in_float64(alpha):
     assert_allclose(found, outcome.residuals, rtol=0.5, atol=1e-15)
     assert begun.condition == pytest.approx(np.linalg.cond(A), rel=0.9)
     assert begun.condition <= 1.01 * np.linalg.cond(A)
-    # Each right-hand side has its own level of rounding: that of ones is far lower, as with a free intercept.
+    # Each right-hand side has its own level of rounding: that of ones is far lower, as with an intercept.
     _, outcome = refine(K + 5.0, 1e-2, np.column_stack([B[:, 0], np.ones(len(K))]))
     assert outcome.status is Status.CONVERGED
 

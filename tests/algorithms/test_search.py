@@ -514,7 +514,7 @@ def labels(data):
     return np.array(["a", "b", "c"])[np.digitize(data.X[:90, 0] + 0.3 * data.X[:90, 1], [-0.5, 0.6])]
 
 
-def test_a_class_without_weight_is_refused_where_a_fold_or_a_free_constant_needs_it(data, labels):
+def test_a_class_without_weight_is_refused_where_a_fold_or_an_intercept_needs_it(data, labels):
     known = {"kernel": "rbf", "class_weight": {"c": 0.0}}
     with pytest.raises(InputError, match="no row of class 'c' has a positive weight.*fit_intercept=False"):
         KernelLogisticRegressionCV(**known).fit(data.X[:90], labels)

@@ -38,7 +38,7 @@ def problem(n=150, t=2, d=4):
 
 
 def dense_error(X, Y, weights, kernel, alpha, pairs, *, fit_intercept):
-    """Error of all folds by one dense system each, with a border for a free constant."""
+    """Error of all folds by one dense system each, with a border for an intercept."""
     total, w = 0.0, np.ones(len(X)) if weights is None else weights
     for train, test in pairs:
         rows = train[w[train] > 0]

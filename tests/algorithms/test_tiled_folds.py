@@ -17,7 +17,7 @@ from tests.oracles import assert_close
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
 HEAVY = np.where(np.arange(211) == 5, 1e15, 1.0)
-"""One row determines the free constant, and little is left of differences of the inverse."""
+"""One row determines the intercept, and little is left of differences of the inverse."""
 
 
 def in_tiles(data, weights=None, **settings):
@@ -75,19 +75,19 @@ class Counted(Progress):
 @pytest.mark.parametrize("left", [1, 25])
 def test_a_run_that_is_killed_goes_on_with_the_next_fold(data, tmp_path, monkeypatch, left):
     monkeypatch.setattr("dkrr.linalg.held_out.BATCH_COLUMNS", 60)
-    (_, process), *_ = in_tiles(data, fit_intercept=True)._processes().factored()
+    (_, posterior), *_ = in_tiles(data, fit_intercept=True)._posteriors().factored()
     folds = [np.arange(k, min(k + 60, 211)) for k in range(0, 211, 60)]
 
     def found(place, executor, progress):
         store = RunStore(str(place))
         store.open()
         context = Context(StoredArrays(store, keeps=True), executor, progress)
-        return process.fold_models(folds, context)
+        return posterior.fold_models(folds, context)
 
     whole, counted = Killed(-1), Counted()
     expected = found(tmp_path / "whole", whole, counted)
     assert counted.name == "held-out models" and counted.done == pytest.approx(counted.total)
-    assert whole.bytes_read < 2 * len(folds) * factor_bytes(process._matrix_factor.grid)
+    assert whole.bytes_read < 2 * len(folds) * factor_bytes(posterior._matrix_factor.grid)
     with pytest.raises(KeyboardInterrupt):
         found(tmp_path / "run", Killed(left), Progress())
     rest, counted = Killed(-1), Counted()

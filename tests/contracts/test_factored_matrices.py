@@ -24,7 +24,7 @@ SOURCE, WHOLE, TILES = MatrixTiles(as_rows(A)), TileGrid(N, N, N), TileGrid(N, 1
 
 
 def kept(grid, context):
-    return MemorySystems.kept(InMemoryMatrix.of_source(SOURCE, grid, SerialExecutor()), context)
+    return MemorySystems.of(InMemoryMatrix.of_source(SOURCE, grid, SerialExecutor()), context)
 
 
 SYSTEMS = {

@@ -84,7 +84,7 @@ def scores_of(state, m):
 
 
 def newton(likelihood, state, by, centred):
-    """Of a Newton step: by columns, within the classes of a softmax, and on what a free intercept leaves."""
+    """Of a Newton step: by columns, within the classes of a softmax, and on what an intercept leaves."""
     root = likelihood.root(*scores_of(state, likelihood.n_columns))
     m, coupled, c = likelihood.n_columns, isinstance(likelihood, Softmax), root.scale
     if by == "factors":

@@ -212,7 +212,7 @@ def test_lambda_whose_systems_were_not_solved_have_no_score(case, n_targets):
     assert results["residual"][0] > 1e-3 >= results["residual"][1]
 
 
-def test_a_free_constant_is_solved_as_well_as_the_scores_need():
+def test_an_intercept_is_solved_as_well_as_the_scores_need():
     """With a nearly constant kernel b is a hundred times the targets, and so are errors of its system."""
     rng = np.random.default_rng(2)
     X = rng.normal(size=(46, 2))
@@ -249,7 +249,7 @@ DUAL_WAYS = {
 
 
 @pytest.mark.parametrize("way", DUAL_WAYS)
-def test_a_free_constant_keeps_its_digits_beside_one_heavy_row(way):
+def test_an_intercept_keeps_its_digits_beside_one_heavy_row(way):
     kernel = Polynomial(degree=2).resolved(3)
     X, y, w, X_new, exact = of_heavy_rows([1e14], kernel, fit_intercept=True)
     model = KernelRidge(1e-3, kernel=kernel, form="dual", fit_intercept=True, **DUAL_WAYS[way]).fit(X, y, w)
