@@ -20,6 +20,7 @@ from dkrr.fitting.data import FitData, TrainingData
 from dkrr.fitting.grids import MIN_GRID_ALPHA
 from dkrr.fitting.iteration import settings_of
 from dkrr.fitting.normal_rows import RIDGE, NormalRows
+from dkrr.fitting.primal_ridge import MAX_REFINEMENTS, MIN_GAIN
 from dkrr.fitting.results import Left, SavedPosterior, Solution
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
 from dkrr.kernels.map_base import MapKernel
@@ -38,7 +39,6 @@ from dkrr.text import plural
 
 Array = NDArray[np.float64]
 
-MAX_REFINEMENTS = 4
 EXACT_ROWS, EXACT_BLOCK = 256, 2**15
 """Rows on which the residual is measured with exact entries, where the error of a grid was asked for; and how many
 others they are compared with at once."""
@@ -47,8 +47,6 @@ ROUNDING, SEEN = 5e-16, 2.0
 (Measured in long double: the sum of both is 1 to 10 times the error.)"""
 ENOUGH = 0.2
 """Residual over that of rounding at which α is not refined further."""
-MIN_GAIN = 0.5
-"""Residual over the one before above which refinements end."""
 
 
 def refused_alpha(plan: Plan, data: FitData) -> str:

@@ -1,4 +1,4 @@
-"""The Gaussian process from a Cholesky factor: of K + λW⁻¹ in memory or in a temporary store, or of ΦᵀWΦ + λI."""
+"""The Gaussian process in the dual form, from a Cholesky factor of K + λW⁻¹ in memory or in a temporary store."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

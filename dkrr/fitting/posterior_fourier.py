@@ -70,6 +70,12 @@ class FourierPosterior(PrimalPosterior):
             self._known_factor = array_of(saved.arrays["factor"], self._grid.dimension)
 
     @cached_property
+    def _sums(self) -> FourierSums:
+        (sums,) = self._rows.sums([None])
+        assert isinstance(sums, FourierSums)
+        return sums
+
+    @cached_property
     def _solution(self) -> NormalSolution:
         with in_terms_of_alpha([self.alpha], "primal"):
             system = self._rows.system(self._sums, self.alpha)

@@ -54,7 +54,7 @@ class PrimalPosterior(CholeskyPosterior):
             progress = Progress() if opens is None else opens(plan_of(request.with_settings(solver=Cholesky())))
             with progress.stage("normal matrix", self.data.n):
                 self._rows = self._rows_of(progress=progress)
-                self._solution = self._solved(self._rows, self._sums)
+                self._solution = self._solved(self._rows, self._rows.sums([None])[0])
             self._rows = replace(self._rows, advance=not_shown)
             features = self._rows.features.about(self._solution.means)
             if features is not None:  # as a saved model has them
@@ -88,10 +88,6 @@ class PrimalPosterior(CholeskyPosterior):
             rounded=nothing,
             least_pivot=1.0,
         )
-
-    @cached_property
-    def _sums(self) -> Any:
-        return self._rows.sums([None])[0]
 
     def _solved(self, rows: PrimalRows, sums: Any, numbers: Callable[[], Numbers | None] = lambda: None) -> Any:
         """Solution for the rows of some sums."""

@@ -1,4 +1,4 @@
-"""Settings of the iterative solver: values that do no work."""
+"""Settings of the solvers: values that do no work."""
 
 from __future__ import annotations
 
