@@ -45,7 +45,7 @@ INEXACT_PREDICTIONS = (
     "use form='dual'"
 )
 MAX_REFINEMENTS, MIN_GAIN = 4, 0.5
-"""Times that dual coefficients are refined, after conjugate gradient or on a Fourier grid, and the residual over the one
+"""Times that dual coefficients are refined, by conjugate gradient or on a Fourier grid, and the residual over the one
 before above which that ends."""
 MIN_AMPLIFICATION, MIN_REACHED = 1e3, 1e-13
 """√κ that least squares without λ are taken to have until an iteration has shown more; and the relative residual of
