@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from dkrr.kernels import Kernel
 from tests.promises.test_documents import DOCS, ROOT
 
 MODULE, LINE, TYPE, ROW, NAME = re.findall(
@@ -76,6 +77,12 @@ def run(folder, *words):
     environment = {**os.environ, "PYTHONPATH": str(folder), "DASK_DKRR__QUICK_MEASUREMENT": "true"}
     done = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_page_names_attributes_of_kernels():
+    names = set(re.findall(r"`(_[a-z]\w+)`|def (_[a-z]\w+)\(", (DOCS / "developers" / "add-a-kernel.md").read_text()))
+    missing = [name for name in map("".join, names) if not hasattr(Kernel, name)]
+    assert not missing, missing
 
 
 @pytest.mark.nightly
