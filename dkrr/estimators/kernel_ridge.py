@@ -31,11 +31,12 @@ from dkrr.estimators.search import check_groups, checked_folds
 from dkrr.estimators.typed import MultiOutputMixin, RegressorMixin
 from dkrr.fitting import Fit, fit
 from dkrr.fitting.fitted_function import FittedFunction
-from dkrr.fitting.growth import FEATURES_REMEDY, GrownSums, grown, sums_of
+from dkrr.fitting.growth import GrownSums, grown, sums_of
 from dkrr.fitting.intervals import CrossValidationIntervals
 from dkrr.fitting.posteriors import Posteriors, Variances
 from dkrr.fitting.prediction import Advance, at_once, by_blocks, predict
 from dkrr.fitting.prediction_plans import Asked, plan_of_rows
+from dkrr.fitting.request_plans import FEATURES_REMEDY
 from dkrr.fitting.requests import (
     INTERVAL_FOLDS,
     FitRequest,
@@ -576,13 +577,15 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         release_pages(y)  # they would count as memory of this process
         return X, settings, rows, y, weights
 
-    def _take_fit(self, fitted: Fit, request: FitRequest, X: Any, *, is_vector: bool) -> None:
-        """Set the fitted attributes of a fit."""
+    def _take_fit(
+        self, fitted: Fit, request: FitRequest, X: Any, *, is_vector: bool, sums: GrownSums | None = None
+    ) -> None:
+        """Set the fitted attributes of a fit; with sums of one that grows, whose rows are not kept."""
         (model,) = fitted.models
-        self._grown = None
-        self._known_posteriors = model.posteriors or Posteriors(
-            request, model.function.kernel, grid=model.function.grid
-        )
+        self._grown, posteriors = sums, model.posteriors
+        if sums is None and posteriors is None:
+            posteriors = Posteriors(request, model.function.kernel, grid=model.function.grid)
+        self._known_posteriors = posteriors
         assert model.norms is not None
         self._take(model.function, model.dual_coef, is_vector=is_vector)
         self.rkhs_norm_ = float(model.norms[0]) if is_vector else model.norms
@@ -916,15 +919,9 @@ class KernelRidge(RidgeRegressor):
             refuse_extreme_weights(weights)
         values = as_columns(y)
         targets = Targets(values, checked_alphas(self.alpha, values.shape[1]))
-        found, fitted = grown(known, FitRequest(settings, rows, targets, weights), kernel, self.progress)
-        (model,) = fitted.models
-        assert model.norms is not None
-        is_vector = y.ndim == 1
-        self._take(model.function, None, is_vector=is_vector)
-        self._grown, self._known_posteriors = found, None
-        self.rkhs_norm_ = float(model.norms[0]) if is_vector else model.norms
-        self.solve_result_, self.n_iter_ = model.result, None
-        self._finish(fitted, rows, X)
+        request = FitRequest(settings, rows, targets, weights)
+        found, fitted = grown(known, request, kernel, self.progress)
+        self._take_fit(fitted, request, X, is_vector=y.ndim == 1, sums=found)
         del self.X_fit_
         return self
 
@@ -966,7 +963,7 @@ class KernelRidge(RidgeRegressor):
             )
         known, asked = self._grown, kernel
         if known is not None:
-            before, has_intercept = known.asked, known.fit_intercept
+            before, has_intercept = known.asked, known.space.fit_intercept
         else:
             given = self._posteriors().given
             if given.learned is not None:

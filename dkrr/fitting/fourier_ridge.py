@@ -25,7 +25,6 @@ from dkrr.fitting.results import Left, SavedPosterior, Solution
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
 from dkrr.kernels.map_base import MapKernel
 from dkrr.linalg.column_sources import GramColumns
-from dkrr.linalg.condition import SolvedProbe, scaling_of, with_probe, worst
 from dkrr.linalg.fourier_normal import FourierNormalMatrix, even_modes, totals_of, update_dual_coefficients
 from dkrr.linalg.fourier_solvers import CGSolver, CholeskySolver, NormalSolver
 from dkrr.linalg.fourier_sums import FourierSums, sums_of_segment
@@ -161,7 +160,8 @@ class FourierRidge:
         # Predictions are those of α, in the box as outside: where no rows are β is the less certain the smaller λ is.
         intercept = self._means - means @ u
         near = FourierZones(self._phi).near.grid(data.rows.shape[1]).of_modes(modes)
-        condition = self._condition(matrix, solver)
+        least = float(alphas.min())
+        condition = system.condition(least, lambda probe: solver.solve(probe, np.array([least])))
         saved = self._saved(sums, solver) if self._strategy.keeps_factors else {}
         solver.close()
         messages = [f"α refined {plural(rounds, 'time')}"] if rounds else []
@@ -237,13 +237,3 @@ class FourierRidge:
             f"entries of K are within {self._grid.bound:.1e}, as asked for; with exact ones the residual of the dual "
             f"system is {relative.max():.1e} (on {len(some):,} of the rows)"
         )
-
-    def _condition(self, matrix: FourierNormalMatrix, solver: NormalSolver) -> float:
-        """Estimate of κ₂ of A + λI for the smallest λ, of its matrix with a unit diagonal."""
-        alpha = float(self._data.alphas.min())
-        scaling = scaling_of(matrix.diagonal() + alpha)
-        probe = with_probe(np.empty((matrix.n, 0)), scaling)
-        x = solver.solve(probe, np.array([alpha]))
-        found = SolvedProbe.of_solution(probe[:, 0], x[:, 0], scaling)
-        vector = found.vector[:, None]
-        return worst([found.condition((matrix.multiply(vector) + alpha * vector)[:, 0])])

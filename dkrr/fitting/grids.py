@@ -72,6 +72,29 @@ def _extremes(rows: Rows, columns: tuple[int, ...], start: int, stop: int) -> tu
     return low, high
 
 
+def refuse_outside(rows: Rows, phi: FourierGrid) -> None:
+    """Refuse rows outside of the box of a grid that further rows are added to, as its waves are not the kernel there.
+
+    Raises
+    ------
+    InputError
+        If a row is outside, or holds NaN or infinity; the message names the first.
+    """
+    grid, height = phi.grid(rows.shape[1]), max(1, SCANNED_BYTES // max(rows.dense_window_row_bytes, 1))
+    for where, x in rows.blocks(0, rows.shape[0], height):
+        check_finite(x, "X", where.start, rows.names)
+        is_outside = ~grid.is_in_limits(grid.away(dense(x)))
+        if is_outside.any():
+            row, k = np.argwhere(is_outside)[0].tolist()
+            column, (low, high) = grid.columns[k], phi.box[k]
+            raise InputError(
+                f"X has {dense(x)[row, column]:.6g} in row {where.start + row:,}, column {column}, outside of the box "
+                f"[{low:.6g}, {high:.6g}] of the Fourier grid, which is that of the rows of the first call unless it "
+                f"is given; expected rows inside: give the box of all rows to come in the first call, "
+                f"kernel=FourierGrid(RBF(gamma=...), box=[(low, high), ...]) of dkrr.features, or all rows to fit"
+            )
+
+
 def may_have_grid(p: Problem) -> bool:
     """Whether a grid is to be compared with the dual form: the kernel has one, and nothing is asked that it lacks."""
     asked = p.form if p.layout is None else p.layout.form

@@ -188,13 +188,22 @@ class PrimalRows:
             Gives the numbers of the rows of the sums, in ascending order; None: all.
         """
         found = sums.system(has_intercept=self.data.fit_intercept)
+        repeated = self.repeated(found, alpha, rows)
+        if repeated is None:
+            return found
+        again = repeated[1].system(has_intercept=self.data.fit_intercept)
+        return replace(again, means=again.means + found.means)
+
+    def repeated(
+        self, found: NormalSystem, alpha: float, rows: Callable[[], Numbers | None] = lambda: None
+    ) -> "tuple[PrimalRows, Sums] | None":
+        """Rows about the means of a system that has lost digits, and its sums; None where it has not. See `system`."""
         features = self.features.about(found.means) if found.has_lost_digits(alpha) else None
         if features is None:
-            return found
+            return None
         offset = None if self.offset is None else (self.offset[0], self.offset[1] + found.means @ self.offset[0])
-        (sums,) = replace(self, features=features, offset=offset, advance=not_shown).sums([rows()])
-        again = sums.system(has_intercept=self.data.fit_intercept)
-        return replace(again, means=again.means + found.means)
+        about = replace(self, features=features, offset=offset, advance=not_shown)
+        return about, about.sums([rows()])[0]
 
     def held_out_errors(self, solution: NormalSolution) -> Callable[[slice, Array], tuple[Array, Numbers]]:
         """Function of a block that gives the errors of its rows by the model of all other rows.

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from dkrr.data import Rows
+from dkrr.errors import InputError, MemoryLimitError
 from dkrr.fitting.grids import (
     DECISIVE_SPEEDUP,
     Box,
@@ -16,15 +17,30 @@ from dkrr.fitting.requests import FitRequest
 from dkrr.kernels.fourier_grid import grid_columns
 from dkrr.kernels.kernel_features import is_drawn, refuse_more_components_than_rows
 from dkrr.linalg.preconditioners import MAX_SAMPLE_BYTES, MIN_SAMPLED_ROWS, SAMPLE, estimated_spectrum
-from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
+from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.planning import Plan
 from dkrr.planning.calibration import measured_plan
 from dkrr.planning.detection import detect
 from dkrr.planning.explain import is_soon_done
 from dkrr.planning.measures import with_measured_kernel
 from dkrr.planning.planner import make_plan
-from dkrr.planning.problem import Problem, Spectrum
+from dkrr.planning.problem import Because, Problem, Spectrum
+from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import Resources
+from dkrr.text import format_bytes
+
+HELD_MATRICES = 3
+"""D × D matrices besides those of a fit: sums of earlier rows, of the new ones and of all."""
+SUMMED = "normal matrix"
+"""Stage that passes over the rows of a call."""
+GROWS = Because(
+    form=Reason("grows", "primal, since sums of features are kept for further rows, and not the rows"),
+    solver=Reason("grows", "sums in the calling process, and a factor of them"),
+)
+FEATURES_REMEDY = (
+    "give a kernel with explicit features (linear, polynomial, or RandomFourier(RBF(), 2000) and Nystroem(RBF(), 2000) "
+    "of dkrr.features), or give all rows to fit"
+)
 
 
 def plan_of(request: FitRequest, resources: Resources | None = None) -> Plan:
@@ -35,6 +51,54 @@ def plan_of(request: FitRequest, resources: Resources | None = None) -> Plan:
     # Before the sample, some of whose memory stays in use.
     resources = detect(settings.memory_limit, settings.store, rows=rows.url) if resources is None else resources
     return plan_for_rows(problem, rows, resources)
+
+
+def plan_of_sums(request: FitRequest) -> tuple[FitRequest, Plan]:
+    """Plan of a fit that grows, and its request: in the primal form with a factor, in the calling process.
+
+    Time and memory are those of one call, which do not grow with the rows so far: of its own rows, and of the sums that
+    are kept and merged. Dual coefficients are not computed, nor planned.
+
+    Raises
+    ------
+    InputError
+        If the kernel has no explicit features, or the settings exclude them.
+    MemoryLimitError
+        If the sums do not fit in memory.
+    """
+    settings = request.settings
+    if isinstance(settings.solver, ConjugateGradient):
+        raise InputError(
+            "solver is 'cg', and partial_fit keeps sums whose matrix it factors; expected solver='cholesky' or "
+            "'auto': or give all rows to fit"
+        )
+    if settings.form == "dual":
+        raise InputError(
+            "form is 'dual', and partial_fit keeps sums of features and not the rows; expected form='primal' or "
+            "'auto': or give all rows to fit"
+        )
+    request = replace(request.with_settings(form="primal", solver=Cholesky(), store=None), because=GROWS)
+    resources = detect(settings.memory_limit, None, rows=request.rows.url)
+    resources = replace(resources, confined="in the calling process, which keeps the sums")
+    try:
+        plan = plan_of(request, resources)
+    except InputError as error:
+        raise InputError(
+            f"kernel is {request.settings.kernel!r}, and partial_fit takes the primal form, which it has not: {error}; "
+            f"expected one that has: {FEATURES_REMEDY}"
+        ) from error
+    side, limit = plan.problem.dimension or 0, resources.local_limit_bytes
+    more = HELD_MATRICES * 8 * side**2
+    needed = plan.peak_bytes + more
+    if plan.execution != "memory" or needed > limit:
+        raise MemoryLimitError(
+            f"sums of {side:,} features take up to {format_bytes(needed)} in this process, and {format_bytes(limit)} "
+            f"are allowed; expected fewer features, a larger memory_limit, or all rows in one call of fit, which has "
+            f"other ways. Nothing was computed"
+        )
+    stages = [one for one in plan.chosen.stages if one.name in (SUMMED, "factorisation")]
+    stages = [replace(one, peak_bytes=one.peak_bytes + more) for one in stages]
+    return request, replace(plan, chosen=replace(plan.chosen, stages=tuple(stages)))
 
 
 def plan_in_box(problem: Problem, resources: Resources, box: Box) -> Plan:

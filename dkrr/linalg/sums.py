@@ -24,6 +24,7 @@ from dkrr import blas
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.kernels.map_base import FeatureMap
+from dkrr.linalg.condition import SolvedProbe, scaling_of, with_probe
 from dkrr.linalg.normal import parts_for_folds
 from dkrr.linalg.passes import Design, strip_rows
 from dkrr.linalg.products import column_norms
@@ -55,6 +56,9 @@ class NormalMatrix(Protocol):
     def diagonal(self) -> Array:
         """Diagonal, (D,)."""
 
+    def multiply(self, vectors: Array) -> Array:
+        """A V, of shape (D, m)."""
+
 
 @dataclass(frozen=True)
 class DenseNormalMatrix:
@@ -74,6 +78,11 @@ class DenseNormalMatrix:
     def diagonal(self) -> Array:
         """Diagonal, (D,)."""
         return self.gram.diagonal()
+
+    def multiply(self, vectors: Array) -> Array:
+        """A V, of shape (D, m)."""
+        mirror_lower(self.gram)
+        return blas.product(self.gram, vectors)
 
 
 def cholesky_factor(matrix: Array, alpha: float) -> Array:
@@ -160,6 +169,14 @@ class NormalSystem:
         factor = self.factor(alpha) if factor is None else factor
         right_sides = self.moments if offset_coef is None else self.moments - alpha * offset_coef
         return self.solution_of(alpha, cho_solve(factor, right_sides), factor)
+
+    def condition(self, alpha: float, solve: Callable[[Array], Array]) -> float:
+        """Estimate of κ₂ of A + λI with a unit diagonal, by a function that solves with it; see `linalg.condition`."""
+        scaling = scaling_of(self.matrix.diagonal() + alpha)
+        probe = with_probe(np.empty((self.matrix.n, 0)), scaling)
+        found = SolvedProbe.of_solution(probe[:, 0], solve(probe)[:, 0], scaling)
+        vector = found.vector[:, None]
+        return found.condition((self.matrix.multiply(vector) + alpha * vector)[:, 0])
 
     def solution_of(
         self, alpha: float, coef: Array, factor: Array | None = None, residual: float = 0.0
@@ -580,7 +597,7 @@ class ReferredSums:
         return ReferredSums(self.sums.about(*shifts), reference, target_reference)
 
     def merged(self, other: "ReferredSums") -> "ReferredSums":
-        """Sums of the rows of both, about their common means; both are about their means."""
+        """Sums of the rows of both, about their common means; both are about their means, or about 0."""
         share = other.sums.total / (self.sums.total + other.sums.total)
         reference = self.reference + share * (other.reference - self.reference)
         targets = self.target_reference + share * (other.target_reference - self.target_reference)

@@ -114,6 +114,8 @@ def solver_facts(c: Strategy, p: Problem) -> list[tuple[str, str]]:
 
 def _solver(c: Strategy, p: Problem) -> str:
     details = c.details
+    if p.grows:
+        return "Cholesky, of sums over the rows"
     if isinstance(details, Direct):
         return "tiled Cholesky"
     if isinstance(details, FourierSolve):

@@ -122,7 +122,7 @@ class Plan(Explained):
             width = FourierZones(p.feature_map).dimension(p.d)
             return sum(map(_bytes_of, [(width, p.n_targets), (p.n_targets, 1)]))
         coefficients = [(p.dimension or 0, p.n_targets)] if self.prediction == "primal" else []
-        if self.form == "dual" or (p.loss == "squared" and min(p.alphas) > 0):
+        if self.form == "dual" or (p.loss == "squared" and min(p.alphas) > 0 and not p.grows):
             coefficients.append((p.n, p.n_targets))
         drawn = [array.shape for array in arrays_of(p.kernel).values()]
         rows = 0 if self.prediction == "primal" or p.kernel.is_precomputed else _bytes_of_rows(p)
@@ -135,7 +135,7 @@ class Plan(Explained):
         A factor for every λ, unless conjugate gradient takes its place.
         """
         p = self.problem
-        if p.loss != "squared":
+        if p.loss != "squared" or p.grows:
             return None
         total = (
             self.saved_bytes

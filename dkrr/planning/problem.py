@@ -204,6 +204,11 @@ class Problem:
         )
 
     @property
+    def grows(self) -> bool:
+        """Whether rows are summed and not kept, for a fit that grows."""
+        return self.because.form is not None and self.because.form.code == "grows"
+
+    @property
     def dimension(self) -> int | None:
         """Number of features D; None where φ is infinite."""
         return None if self.feature_map is None else self.feature_map.dimension(self.d)

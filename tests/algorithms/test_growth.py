@@ -137,10 +137,11 @@ def test_heavy_weights_of_early_rows_stay():
         assert_allclose(grown.predict(X), whole.predict(X), rtol=1e-9)
 
 
-def test_rounding_that_hides_ordinary_rows_beside_heavy_ones_is_reported():
+@pytest.mark.parametrize("n_heavy", [10, 80])
+def test_rounding_that_hides_ordinary_rows_beside_heavy_ones_is_reported(n_heavy):
     rng = np.random.default_rng(20)
     X, y, _ = rows_of(rng, 200)
-    weights = np.where(np.arange(200) < 10, 1e26, 1.0)
+    weights = np.where(np.arange(200) < n_heavy, 1e26, 1.0)
     for parts in ([slice(0, 200)], [slice(0, 20), slice(20, 200)]):
         with pytest.warns(ConvergenceWarning, match="true relative residual"):
             grown = grow(KernelRidge(alpha=1e-3), X, y, weights, parts)
@@ -358,6 +359,13 @@ def test_the_plan_of_a_call_does_not_grow_with_the_rows_so_far():
         peaks.append(model.plan_.peak_bytes - model.plan_.resources.local_baseline_bytes)
     assert model.plan_.problem.n == 8000 and str(model.plan_).startswith("dkrr plan: 8,000 rows")
     assert max(peaks) == min(peaks) and model.plan_.peak_bytes < 2**30
+
+
+@pytest.mark.parametrize("name", ["linear", "Fourier"])
+def test_the_plan_does_not_promise_what_needs_the_rows(name):
+    X, y, _ = rows_of(np.random.default_rng(24), 40, name)
+    text = str(KernelRidge(**KERNELS[name]).partial_fit(X, y).plan_)
+    assert "dual system" not in text and "uncertainty" not in text and "sums over the rows" in text
 
 
 def test_a_search_does_not_grow():

@@ -88,6 +88,10 @@ def test_the_system_is_that_of_the_definitions_however_the_rows_were_cut(case, h
     size = np.abs(matrix).max()
     assert_allclose(np.tril(found.matrix.matrix()), np.tril(matrix), atol=1e-12 * size)
     assert_allclose(found.matrix.diagonal(), matrix.diagonal(), atol=1e-12 * size)
+    vectors = np.random.default_rng(6).standard_normal((len(matrix), 2))
+    assert_allclose(found.matrix.multiply(vectors), matrix @ vectors, atol=1e-11 * size)
+    expected = np.linalg.cond((matrix + size * np.eye(len(matrix))) / size)
+    assert 1.0 <= found.condition(size, lambda v: np.linalg.solve(matrix + size * np.eye(len(v)), v)) < 2.0 * expected
     assert_allclose(found.moments, moments, atol=1e-12 * size)
     assert_allclose(found.target_means, target_means, atol=1e-13)
     assert_allclose(found.squares, squares, rtol=1e-12)
