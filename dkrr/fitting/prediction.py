@@ -221,7 +221,7 @@ def refuse_nan(found: NDArray[np.float64], first: int = 0) -> None:
     NotFiniteError
         Naming the first row, of which the first one has the number `first`.
     """
-    is_bad = np.isnan(found).reshape(len(found), -1).any(axis=1)
+    is_bad = np.isnan(found).any(axis=tuple(range(1, found.ndim)))
     if is_bad.any():
         raise NotFiniteError(
             "the prediction by a model without some of the rows is NaN: rows or factor of the model are not finite. "

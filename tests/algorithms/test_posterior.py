@@ -474,3 +474,15 @@ def test_what_rounding_hides_and_negative_variances_are_refused():
     solved = bounds_of(K, scale, 0).of(k, exact, k - A @ exact)
     with pytest.raises(NotFiniteError, match="not positive semidefinite"):
         variance_bounds(np.zeros(9), solved, None, 0.0)
+
+
+def test_folds_in_which_no_row_counts_leave_intervals_as_they_are():
+    rng = np.random.default_rng(0)
+    X, y, weights = rng.standard_normal((40, 3)), rng.standard_normal(40), np.zeros(40)
+    weights[:14] = 1.0
+    dual, primal = (
+        KernelRidge(0.5, kernel="linear", form=form).fit(X, y, sample_weight=weights).predict_interval(X, 0.5, cv=20)
+        for form in ("dual", "primal")
+    )
+    assert np.isfinite(dual).all()
+    assert_close(np.array(dual), np.array(primal), 1e-10)
