@@ -156,7 +156,8 @@ def class_weights(
     n, given = len(codes), weights
     if class_weight is not None:
         weights = np.ones(n) if weights is None else weights
-        weights = weights * _factors(class_weight, classes, codes, weights)[codes]
+        with np.errstate(over="ignore"):  # `refuse_extreme_weights` names the row
+            weights = weights * _factors(class_weight, classes, codes, weights)[codes]
     counts = np.bincount(codes, weights, minlength=len(classes)) > 0
     if counts.sum() < 2:
         of = "" if given is None and class_weight is None else " of positive weight"
@@ -185,7 +186,7 @@ def _factors(class_weight: Any, classes: NDArray[Any], codes: NDArray[np.intp], 
     if isinstance(class_weight, str):
         if class_weight != "balanced":
             raise InputError(f"class_weight is {shown(class_weight)}; expected 'balanced', a dict, or None")
-        totals = np.bincount(codes, weights, minlength=len(classes))
+        totals = np.bincount(codes, weights / weights.max(), minlength=len(classes))  # finite for all finite weights
         balanced: Array = np.divide(
             totals.sum(), np.count_nonzero(totals) * totals, out=np.ones(len(classes)), where=totals > 0
         )

@@ -15,6 +15,7 @@ from sklearn.utils import _safe_indexing
 from dkrr.checks import checked_path, flag, shown
 from dkrr.cluster import CombinedProgress, make_progress
 from dkrr.data import Rows, with_columns
+from dkrr.data.rows import scan
 from dkrr.errors import InputError, warn_inaccurate
 from dkrr.estimators.kernel_estimator import OF_INPUTS
 from dkrr.estimators.kernel_logistic import KernelClassifier, KernelLogisticRegression
@@ -348,6 +349,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
             return values, steps, gradients
 
         with displayed(plan, self.progress) as whole:
+            scan(request.rows, "X")  # a fold would count only its own rows in the message
             values, steps, gradients = scored(folds)
             self._set_results(values.reshape(len(grid) * len(alphas), -1, 1), grid, alphas, steps, gradients)
             if curve is not None:

@@ -44,6 +44,7 @@ Array = NDArray[np.float64]
 WEIGHTS_IN_RANGE = (1e-30, 1e30)
 """Bounds of positive sample weights: gradients of a classification, which are as large, are squared and multiplied by
 K."""
+FLOAT_MAX = float(np.finfo(float).max)
 INTERVAL_FOLDS = 10
 """Folds of `predict_interval` where none are given."""
 READ_BYTES = 256 * 2**20
@@ -390,7 +391,8 @@ def refuse_extreme_weights(weights: Array | None, name: str = "sample_weight") -
         row = int(np.argmax((weights > 0) & ((weights < lowest) | (weights > highest))))
         remedy = "bring the weights nearer to each other; rows that are not to count can have the weight 0"
         if most / highest <= least / lowest:
-            middle = math.sqrt(least) * math.sqrt(most)
+            # A product with class_weight may be infinite.
+            middle = math.sqrt(min(least, FLOAT_MAX)) * math.sqrt(min(most, FLOAT_MAX))
             remedy = f"divide all weights and every alpha by {_power_of_ten(middle)}, which leaves the model as it is"
         raise InputError(
             f"{name} is {weights[row]:.3g} in row {row}; expected 0, or a number from {lowest:g} to {highest:g}: "

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.cluster import RunRecord
 from dkrr.data import MemoryRows, Rows
-from dkrr.errors import NotPositiveDefiniteError
+from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.kernels import Kernel
 from dkrr.linalg.factor_rows import GRAM_ROWS
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
@@ -518,7 +518,10 @@ def estimated_spectrum(kernel: Kernel, rows: Rows, seed: int = 0) -> tuple[float
         starts = np.sort(rng.choice(n // height, _BLOCKS, replace=False)) * height
         blocks = [rows.read(int(k), int(k) + height) for k in starts]
         block = sp.csr_array(sp.vstack(blocks, format="csr")) if rows.is_sparse else np.concatenate(blocks)
-    matrix = np.asarray(kernel(block), np.float64)
+    try:
+        matrix = np.asarray(kernel(block), np.float64)
+    except NotFiniteError:  # its row would be that of the sample
+        return None
     if not np.isfinite(matrix).all():
         return None
     whole, half = _eigenvalues(matrix), _eigenvalues(matrix[::2, ::2])

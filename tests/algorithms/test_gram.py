@@ -181,10 +181,11 @@ def test_rows_are_sampled_where_iterations_may_be_chosen(monkeypatch, tmp_path, 
     assert bool(sampled) == is_sampled
 
 
-def test_nan_is_left_to_the_check_of_all_rows():
+@pytest.mark.parametrize("kernel", [RBF(gamma=0.5), Linear()])
+def test_nan_is_left_to_the_check_of_all_rows(kernel):
     X = np.zeros((SAMPLE, 2))
     X[::2, 1] = np.nan
-    assert estimated_spectrum(RBF(gamma=0.5), MemoryRows(X)) is None
+    assert estimated_spectrum(kernel, MemoryRows(X)) is None
 
 
 def test_all_rows_are_taken_where_there_are_few():

@@ -148,6 +148,20 @@ def test_weights_too_far_apart_for_one_factor_and_those_of_classes():
     for kind in (KernelLogisticRegression, KernelLogisticRegressionCV):
         with pytest.raises(InputError, match=r"sample_weight times class_weight is 1e\+31 in row .* alpha by 1e\+20"):
             kind(class_weight={False: 1e31, True: 1e10}).fit(X, y > 0)
+        with pytest.raises(InputError, match=r"sample_weight times class_weight is inf in row .* alpha by 1e\+308"):
+            kind(class_weight={False: 1e308, True: 1e308}).fit(X, y > 0, sample_weight=np.full(30, 1e20))
+        with pytest.raises(InputError, match=r"sample_weight times class_weight is .*e\+307 in row .* by 1e\+307"):
+            kind(class_weight="balanced").fit(X, y > 0, sample_weight=np.full(30, 1e307))
+
+
+def test_nan_is_named_by_its_row_of_all_and_not_by_that_of_a_sample_or_fold():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(2000, 5))
+    y, X[-1, 3] = rng.normal(size=2000), np.nan
+    for kind, n in ((KernelRidgeCV, 2000), (KernelLogisticRegressionCV, 200)):
+        rows, targets = sp.csr_array(X[-n:]), y[-n:] if kind is KernelRidgeCV else y[-n:] > 0
+        with pytest.raises(InputError, match=f"NaN: the first bad value is in row {n - 1}, column 3"):
+            kind(kernel="linear", alphas=[1.0, 2.0], cv=3).fit(rows, targets)
 
 
 @pytest.mark.parametrize(("way", "n_classes"), list(zip(METHODS, [2, 3, 3, 2], strict=True)))
