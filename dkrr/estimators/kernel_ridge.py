@@ -916,7 +916,7 @@ class KernelRidge(RidgeRegressor):
             y = self._further_targets(y)
             check_sizes(kernel, rows, len(y))
             weights = checked_weights(sample_weight, len(y))
-            refuse_extreme_weights(weights)
+            refuse_extreme_weights(weights, is_further=True)
         values = as_columns(y)
         targets = Targets(values, checked_alphas(self.alpha, values.shape[1]))
         request = FitRequest(settings, rows, targets, weights)

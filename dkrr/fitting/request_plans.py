@@ -25,10 +25,12 @@ from dkrr.planning.explain import is_soon_done
 from dkrr.planning.measures import with_measured_kernel
 from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Because, Problem, Spectrum
-from dkrr.planning.reasons import Reason
+from dkrr.planning.reasons import NO_REASON, Reason
 from dkrr.planning.resources import Resources
 from dkrr.text import format_bytes
 
+NO_LIMIT = 2**62
+"""Bytes of memory."""
 HELD_MATRICES = 3
 """D × D matrices besides those of a fit: sums of earlier rows, of the new ones and of all."""
 SUMMED = "normal matrix"
@@ -81,7 +83,10 @@ def plan_of_sums(request: FitRequest) -> tuple[FitRequest, Plan]:
     resources = detect(settings.memory_limit, None, rows=request.rows.url)
     resources = replace(resources, confined="in the calling process, which keeps the sums")
     try:
-        plan = plan_of(request, resources)
+        try:
+            plan = plan_of(request, resources)
+        except MemoryLimitError:  # which names the limit of a plan with tiles on disk
+            plan = plan_of(request, replace(resources, local_limit_bytes=NO_LIMIT))
     except InputError as error:
         raise InputError(
             f"kernel is {request.settings.kernel!r}, and partial_fit takes the primal form, which it has not: {error}; "
@@ -89,16 +94,20 @@ def plan_of_sums(request: FitRequest) -> tuple[FitRequest, Plan]:
         ) from error
     side, limit = plan.problem.dimension or 0, resources.local_limit_bytes
     more = HELD_MATRICES * 8 * side**2
-    needed = plan.peak_bytes + more
-    if plan.execution != "memory" or needed > limit:
+    # The sums are in memory, also where a fit would rather have tiles on disk.
+    in_memory = next(one for one in (plan.chosen, *plan.rejected) if one.execution == "memory")
+    needed = in_memory.peak_bytes + more
+    if needed > limit:
+        suffices, name = resources.confined_limit(needed)
         raise MemoryLimitError(
             f"sums of {side:,} features take up to {format_bytes(needed)} in this process, and {format_bytes(limit)} "
-            f"are allowed; expected fewer features, a larger memory_limit, or all rows in one call of fit, which has "
-            f"other ways. Nothing was computed"
+            f"are allowed; expected fewer features, a {name} of at least {format_bytes(1.005 * suffices)} "
+            f"({suffices} bytes), or all rows in one call of fit, which has other ways. Nothing was computed"
         )
-    stages = [one for one in plan.chosen.stages if one.name in (SUMMED, "factorisation")]
+    stages = [one for one in in_memory.stages if one.name in (SUMMED, "factorisation")]
     stages = [replace(one, peak_bytes=one.peak_bytes + more) for one in stages]
-    return request, replace(plan, chosen=replace(plan.chosen, stages=tuple(stages)))
+    chosen = replace(in_memory, stages=tuple(stages), refused=NO_REASON)
+    return request, replace(plan, chosen=chosen, rejected=tuple(one for one in plan.rejected if one is not in_memory))
 
 
 def plan_in_box(problem: Problem, resources: Resources, box: Box) -> Plan:

@@ -374,8 +374,10 @@ def refuse_extreme_targets(targets: Array) -> None:
         )
 
 
-def refuse_extreme_weights(weights: Array | None, name: str = "sample_weight") -> None:
+def refuse_extreme_weights(weights: Array | None, name: str = "sample_weight", *, is_further: bool = False) -> None:
     """Refuse weights of a fit, called `name` in messages, that are too large or too small for their squares.
+
+    Weights of further rows (`is_further`) cannot all be divided: those of earlier rows are in sums.
 
     Raises
     ------
@@ -390,7 +392,9 @@ def refuse_extreme_weights(weights: Array | None, name: str = "sample_weight") -
     if least < lowest or most > highest:
         row = int(np.argmax((weights > 0) & ((weights < lowest) | (weights > highest))))
         remedy = "bring the weights nearer to each other; rows that are not to count can have the weight 0"
-        if most / highest <= least / lowest:
+        if is_further:
+            remedy = f"{remedy}; or give all rows to fit, with smaller weights and alpha"
+        elif most / highest <= least / lowest:
             # A product with class_weight may be infinite.
             middle = math.sqrt(min(least, FLOAT_MAX)) * math.sqrt(min(most, FLOAT_MAX))
             remedy = f"divide all weights and every alpha by {_power_of_ten(middle)}, which leaves the model as it is"

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 import warnings
 from contextlib import nullcontext
 from itertools import pairwise
@@ -343,8 +344,13 @@ def test_rows_outside_of_the_box_of_a_grid_are_refused():
 
 def test_limits_are_those_of_memory_and_of_lambda():
     X, y, _ = rows_of(np.random.default_rng(18), 30)
-    with pytest.raises(MemoryLimitError, match="Nothing was computed"):
-        KernelRidge(memory_limit="250 MiB").partial_fit(np.ones((30, 6000)), y)
+    wide = np.random.default_rng(0).standard_normal((30, 3000))
+    with pytest.raises(MemoryLimitError, match="Nothing was computed") as refused:
+        KernelRidge(memory_limit="250 MiB").partial_fit(wide, y)
+    suffices = int(re.search(r"at least .* \((\d+) bytes\)", str(refused.value))[1])
+    KernelRidge(memory_limit=suffices + 2**26).partial_fit(wide, y)  # this process may hold more by now
+    with pytest.raises(InputError, match="all rows to fit, with smaller weights"):
+        KernelRidge().partial_fit(X, y).partial_fit(X, y, 1e31)
     with pytest.raises(NotPositiveDefiniteError):
         KernelRidge(alpha=0.0).partial_fit(np.ones((1, 3)), y[:1])
     with pytest.raises(InputError, match="alpha = 1e-16 is below"):
