@@ -61,19 +61,22 @@ def reference_of(data: FitData, feature_rows: Callable[[Block], Any]) -> Array:
     assert data.feature_map is not None
     d = data.rows.shape[1]
     strips = _strips(data, max(1, SAMPLE_BYTES // (8 * max(data.feature_map.dimension(d), d))))
-    first, total = None, 0.0
-    for numbers in strips:
-        x = data.rows.read(int(numbers[0]), int(numbers[-1]) + 1)  # one by one: each may take the memory of a chunk
+    weights = np.ones(strips.shape) if data.weights is None else data.weights[strips]
+    shares, first, total = weights / (weights.sum(axis=1, keepdims=True) * len(strips)), None, 0.0
+    if data.rows.is_in_memory:
+        strips, shares = strips.reshape(1, -1), shares.reshape(1, -1)
+    for numbers, share in zip(strips, shares, strict=True):  # one by one: each may take the memory of a chunk
+        together = len(numbers) == numbers[-1] - numbers[0] + 1
+        x = data.rows.read(int(numbers[0]), int(numbers[-1]) + 1) if together else data.rows.take(numbers)
         try:
-            check_finite(x, "X", int(numbers[0]))
+            check_finite(x, "X")
         except InputError:
-            scan(data.rows, "X")  # whose message names the first such row
+            scan(data.rows, "X")  # whose message names the first such row by its number in X
             raise
-        weights = np.ones(len(numbers)) if data.weights is None else data.weights[numbers]
         features = np.asarray(feature_rows(x), np.float64)
         first = np.array(features[0]) if first is None else first
         with np.errstate(over="ignore", invalid="ignore"):
-            total = total + weights @ (features - first) / (weights.sum() * len(strips))
+            total = total + share @ (features - first)
     assert first is not None
     return checked_sums(first + total)
 
