@@ -11,7 +11,7 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from dkrr.cluster import Progress
-from dkrr.errors import warn_inaccurate
+from dkrr.errors import StoreError, warn_inaccurate
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.fitted_function import FittedFunction
@@ -72,10 +72,12 @@ class PrimalPosterior(CholeskyPosterior):
     def _restore(self, saved: SavedPosterior) -> None:
         """Take the solution from what the fit has left, or a saved model holds."""
         arrays, d, has_intercept = saved.arrays, self._n_features, self.data.fit_intercept
+        if has_intercept != ("centre" in arrays):
+            raise StoreError("a factor of the model is not that of its features about their means: it is damaged")
         centre = array_of(arrays["centre"], d)[:, 0] if has_intercept else np.zeros(d)
         factor, coef = (array_of(arrays[name], d + has_intercept) for name in ("factor", "coef"))
-        total, constants = float(factor[-1, -1]) ** 2, coef[-1] if has_intercept else np.zeros(coef.shape[1])
         self._rows, nothing = self._rows_of(reference=centre), np.zeros(coef.shape[1])
+        total, constants = (float(factor[-1, -1]) ** 2, coef[-1]) if has_intercept else (np.nan, nothing)
         self._solution = NormalSolution(
             self.alpha,
             np.ascontiguousarray(coef[:d]),

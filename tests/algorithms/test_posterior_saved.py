@@ -313,3 +313,13 @@ def test_damaged_models_without_a_fold_are_refused(data, tmp_path, monkeypatch, 
         edit(tmp_path / "m.zarr", uncertainty=found | {"folds": [found["folds"][0] | {"alpha": 0.5}]})
     with pytest.raises(dkrr.errors.StoreError, match="damaged"):
         dkrr.load(tmp_path / "m.zarr")
+
+
+def test_a_primal_factor_without_its_means_is_refused(data, tmp_path):
+    model = KernelRidge(**METHODS["primal"] | {"fit_intercept": True}).fit(data.X, data.y)
+    (saved,) = (one.saved() for _, one in model._posteriors().factored())
+    del saved.arrays["centre"]
+    model._posteriors()._factored.clear()
+    model._posteriors()._saved[model.alpha] = saved
+    with pytest.raises(dkrr.errors.StoreError, match="damaged"):
+        model.predict(data.X_new, return_std=True)
