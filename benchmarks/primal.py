@@ -232,6 +232,7 @@ def main() -> None:
 @click.option("--degree", type=click.IntRange(min=1), default=1, show_default=True, help="1: linear kernel.")
 @click.option("--solver", type=click.Choice(["auto", "cholesky", "cg"]), default="auto", show_default=True)
 @click.option("--form", type=click.Choice(["auto", "primal", "dual"]), default="auto", show_default=True)
+@click.option("--intercept", is_flag=True, help="With an intercept.")
 @click.option("--memory-limit")
 @click.option("--cold", is_flag=True, help="Drop the rows from the system's page cache first.")
 @click.option("--rate-seconds", type=float, default=2.0, show_default=True, help="For each reference rate; 0: none.")
@@ -241,6 +242,7 @@ def fit(
     degree: int,
     solver: Literal["auto", "cholesky", "cg"],
     form: Literal["auto", "primal", "dual"],
+    intercept: bool,
     memory_limit: str | None,
     cold: bool,
     rate_seconds: float,
@@ -249,7 +251,8 @@ def fit(
     """Fit once to the rows in a folder, measure cores and store in the same process, and print a line of JSON."""
     data = Data(**json.loads((folder / "done.json").read_text(), object_hook=_without_seed) | {"folder": folder})
     kernel: dict[str, Any] = {"kernel": "polynomial", "degree": degree} if degree > 1 else {"kernel": "linear"}
-    model = dkrr.KernelRidge(ALPHA, **kernel, solver=solver, form=form, memory_limit=memory_limit)
+    settings: dict[str, Any] = {"solver": solver, "form": form, "fit_intercept": intercept}
+    model = dkrr.KernelRidge(ALPHA, **kernel, **settings, memory_limit=memory_limit)
     if cold:
         forget_files(data.files())
     load = LoadMeter()
@@ -268,6 +271,7 @@ def fit(
         "density": data.density,
         "compressed": data.compressed,
         "cold": cold,
+        "intercept": intercept,
         "solver": solver,
         "planned": plan.chosen.summary(),
         "form": plan.form,
@@ -431,15 +435,25 @@ def _peers(text: str | None, possible: tuple[str, ...]) -> tuple[str, ...]:
 @click.option("--d", type=click.IntRange(min=1), default=100, show_default=True)
 @click.option("--chunk-rows", type=click.IntRange(min=1), default=CHUNK_ROWS, show_default=True)
 @click.option("--compressed", is_flag=True, help="Zarr's default compression instead of none.")
+@click.option("--intercept", is_flag=True, help="With an intercept, and without peers.")
 @_shared
 def linear(
-    n: int, d: int, chunk_rows: int, compressed: bool, data: Path | None, peers: str | None, **options: Any
+    n: int,
+    d: int,
+    chunk_rows: int,
+    compressed: bool,
+    intercept: bool,
+    data: Path | None,
+    peers: str | None,
+    **options: Any,
 ) -> None:
     """Linear kernel on rows from Zarr, with cold and warm page cache; scikit-learn, Dask and dask-ml."""
     with _folder(data) as folder:
         rows = Data(folder / f"{n}x{d}{'-zstd' if compressed else ''}", n, d, 1.0, chunk_rows, compressed)
-        fits = {"dkrr, cold": ["--cold"], "dkrr, warm": []}
-        found = measure(rows, fits, _peers(peers, ("sklearn", "dask", "dask-ml")), options | {"degree": 1})
+        more = ["--intercept"] * intercept
+        fits = {"dkrr, cold": ["--cold", *more], "dkrr, warm": more}
+        possible = () if intercept else ("sklearn", "dask", "dask-ml")
+        found = measure(rows, fits, _peers(peers, possible), options | {"degree": 1})
     show(f"linear kernel, n = {n:,}, d = {d}, {options['memory_limit']}", found)
 
 
