@@ -19,6 +19,7 @@ from dkrr.fitting.context import Context
 from dkrr.fitting.data import FitData, TrainingData
 from dkrr.fitting.grids import MIN_GRID_ALPHA
 from dkrr.fitting.iteration import settings_of
+from dkrr.fitting.methods.transforms import REFINED_RESIDUAL
 from dkrr.fitting.normal_rows import RIDGE, NormalRows
 from dkrr.fitting.primal_ridge import MAX_REFINEMENTS, MIN_GAIN
 from dkrr.fitting.results import Left, SavedPosterior, Solution
@@ -32,7 +33,6 @@ from dkrr.linalg.products import column_norms
 from dkrr.linalg.sources import Vectors
 from dkrr.planning import Plan
 from dkrr.planning.strategy import FourierSolve
-from dkrr.planning.transforms import REFINED_RESIDUAL
 from dkrr.store import TileGrid
 from dkrr.text import plural
 

@@ -16,6 +16,7 @@ from dkrr.cluster.process import usable_threads
 from dkrr.data import Rows
 from dkrr.data.rows import check_finite, dense
 from dkrr.errors import DkrrError, InputError, PlanError, WrongStoreError
+from dkrr.fitting.methods.transforms import REFINED_RESIDUAL, refusal
 from dkrr.kernels.fourier_grid import SERIES_ROUNDING, FourierGrid, grid_columns
 from dkrr.kernels.nonuniform import MISSING, is_available
 from dkrr.planning import Plan
@@ -23,7 +24,6 @@ from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import Resources
-from dkrr.planning.transforms import REFINED_RESIDUAL, refusal
 from dkrr.text import format_seconds
 
 SOON_SECONDS = 0.02

@@ -24,6 +24,7 @@ from dkrr.fitting.data import TrainingData
 from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.fold_models import function_of
 from dkrr.fitting.gaussian_process import Array, Estimate, Numbers, warn_of_width
+from dkrr.fitting.methods.transforms import MAX_SIDE
 from dkrr.fitting.posterior_cholesky import array_of
 from dkrr.fitting.posterior_primal import PrimalPosterior
 from dkrr.fitting.primal_rows import PrimalRows
@@ -44,7 +45,6 @@ from dkrr.linalg.result import in_terms_of_alpha
 from dkrr.linalg.sums import NormalSolution
 from dkrr.linalg.variance_bounds import EPS, VarianceBounds
 from dkrr.planning.predictions import FactorSize
-from dkrr.planning.transforms import MAX_SIDE
 
 
 class FourierPosterior(PrimalPosterior):

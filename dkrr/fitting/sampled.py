@@ -13,13 +13,13 @@ from dkrr.data.rows import check_finite
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import ORIGIN, FitData
 from dkrr.fitting.grids import box_of
+from dkrr.fitting.methods.drawing import DRAWING
 from dkrr.kernels import Kernel, centring
 from dkrr.kernels.fourier_grid import FourierGrid
 from dkrr.kernels.kernel_features import feature_map as feature_map_of
 from dkrr.kernels.map_base import Array, FeatureMap, MapKernel
 from dkrr.kernels.nystroem import Nystroem, NystroemMap, entry_seconds, held_bytes, whitened
 from dkrr.linalg.pivoted_cholesky import choose_pivots
-from dkrr.planning.drawing import DRAWING
 from dkrr.store import RunStore
 
 ORIGIN_ROWS = 1024

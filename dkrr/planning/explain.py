@@ -4,15 +4,15 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from dkrr.fitting.methods.dual_cg import settings_of
+from dkrr.fitting.methods.dual_cholesky import against_float32
+from dkrr.fitting.methods.transforms import REFINED_RESIDUAL
 from dkrr.linalg.cholesky import factor_bytes, n_tasks
 from dkrr.linalg.in_memory_cholesky import ONE_TILE, memory_bytes
 from dkrr.linalg.solver_settings import ConjugateGradient
-from dkrr.planning.dual import against_float32
-from dkrr.planning.dual_cg import settings_of
 from dkrr.planning.problem import Form, Problem, Spectrum
 from dkrr.planning.reasons import NO_REASON, Reason, codes_of
 from dkrr.planning.strategy import Direct, Float32Factor, FourierSolve, Iterative, RowPasses, Strategy, TileProducts
-from dkrr.planning.transforms import REFINED_RESIDUAL
 from dkrr.store import TileGrid
 from dkrr.text import Explained, format_bytes, format_seconds, plural
 

@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Literal
 
+from dkrr.fitting.methods.dual_cg import multiplied_dual
+from dkrr.fitting.methods.dual_cholesky import factored_dual
+from dkrr.fitting.methods.primal_cholesky import curvature_in_memory, factored_primal, streamed_primal
+from dkrr.fitting.methods.transforms import fourier_factored, fourier_iterated
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
-from dkrr.planning.dual import factored_dual
-from dkrr.planning.dual_cg import multiplied_dual
-from dkrr.planning.primal import curvature_in_memory, factored_primal, streamed_primal
 from dkrr.planning.problem import Form, Loss, Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import Solver, Strategy
-from dkrr.planning.transforms import fourier_factored, fourier_iterated
 
 Candidates = Callable[[Problem, Resources], Iterable[Strategy]]
 

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from dkrr.fitting.methods.transforms import sums_bytes
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
 from dkrr.kernels.kernel_features import arrays_of
 from dkrr.linalg.triangle import kept_shape
@@ -15,7 +16,6 @@ from dkrr.planning.problem import Form, Problem
 from dkrr.planning.reasons import Reason, codes_of
 from dkrr.planning.resources import Execution, RatesFrom, Resources
 from dkrr.planning.strategy import FourierSolve, Strategy
-from dkrr.planning.transforms import sums_bytes
 from dkrr.store import ChunkedArray, TileGrid
 from dkrr.text import Explained, format_bytes, format_seconds, plural
 

@@ -6,10 +6,11 @@ from typing import NoReturn
 
 from dkrr.cost import Stage
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, WrongStoreError
+from dkrr.fitting.methods.drawing import Drawing, drawing_of
+from dkrr.fitting.methods.dual_cg import settings_of
+from dkrr.fitting.methods.tiles import MAX_TILES_PER_SIDE, TILE_SIZES
 from dkrr.kernels.kernel_features import is_drawn
 from dkrr.linalg.solver_settings import ConjugateGradient
-from dkrr.planning.drawing import Drawing, drawing_of
-from dkrr.planning.dual_cg import settings_of
 from dkrr.planning.explain import (
     NO_FACTOR_LEFT,
     NOT_ENOUGH_MEMORY,
@@ -27,7 +28,6 @@ from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import WORKER_BASELINE_BYTES, Resources
 from dkrr.planning.strategy import Strategy
 from dkrr.planning.target_batches import batch_of, batch_reason, in_batches, of_one_batch
-from dkrr.planning.tiles import MAX_TILES_PER_SIDE, TILE_SIZES
 from dkrr.text import format_bytes, format_count, plural
 
 TINY_SECONDS = 0.1

@@ -10,7 +10,7 @@ from math import ceil
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dkrr.planning.dual_cg import settings_of
+from dkrr.fitting.methods.dual_cg import settings_of
 from dkrr.planning.explain import columns_of, layout
 from dkrr.planning.plan import ITERATION_STAGE, RATES, Plan
 from dkrr.planning.planner import make_plan

@@ -10,22 +10,29 @@ import numpy as np
 from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError
+from dkrr.fitting.methods.drawing import drawing_reasons
+from dkrr.fitting.methods.dual_cg import dual_iterations
+from dkrr.fitting.methods.primal_cholesky import formed_in_caller
+from dkrr.fitting.methods.transforms import (
+    GATHER_SECONDS,
+    MAX_SIDE,
+    iterated,
+    peak_of_passes,
+    sums_bytes,
+    transform_work,
+)
 from dkrr.linalg.held_out import columns_at_once, folds_flops
 from dkrr.linalg.length_sums import length_sums_bytes
 from dkrr.linalg.normal import parts_for_folds
 from dkrr.linalg.passes import strip_rows
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
-from dkrr.planning.drawing import drawing_reasons
-from dkrr.planning.dual_cg import dual_iterations
 from dkrr.planning.explain import NOT_ENOUGH_MEMORY, Reasoned, why_form
 from dkrr.planning.plan import Plan
 from dkrr.planning.planner import make_plan
-from dkrr.planning.primal import formed_in_caller
 from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Resources
 from dkrr.planning.strategy import Direct, FourierSolve, Iterative
-from dkrr.planning.transforms import GATHER_SECONDS, MAX_SIDE, iterated, peak_of_passes, sums_bytes, transform_work
 from dkrr.planning.work import CostModel, Step
 from dkrr.text import format_bytes, format_seconds, plural
 

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from dkrr.cluster import CombinedProgress
 from dkrr.cluster.process import graceful_termination
 from dkrr.errors import InputError
-from dkrr.fitting import Fit, fit
 from dkrr.fitting.context import QUIET_SECONDS
 from dkrr.fitting.posteriors import Posteriors
 from dkrr.fitting.request_plans import plan_of
 from dkrr.fitting.requests import FitRequest, Targets
+from dkrr.fitting.run import Fit, fit
 from dkrr.fitting.search_plans import within_store
 from dkrr.planning.detection import detect
 from dkrr.planning.searches import SelectionPlan

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from dkrr.cluster import CombinedProgress, Progress, ThreadExecutor, make_progress
 from dkrr.data import MemoryRows, Rows
 from dkrr.errors import ConvergenceWarning, warn_inaccurate
-from dkrr.fitting import fit
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.gram import FactoredGram
 from dkrr.fitting.prediction import predict_in_memory
 from dkrr.fitting.requests import DualStart, FitRequest, Settings, Targets
 from dkrr.fitting.results import scale_of
+from dkrr.fitting.run import fit
 from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.fitting.search_plans import scoring_plan, search_plan, within_store
 from dkrr.fitting.storage import with_repairs

@@ -325,8 +325,8 @@ def test_rows_at_the_borders_of_the_zones_have_features(low, length, gamma):
 
 
 def test_many_features_are_solved_for_by_iterations(monkeypatch):
-    monkeypatch.setattr("dkrr.planning.transforms.FACTORED_SIDE", 10)
-    monkeypatch.setattr("dkrr.planning.transforms.MAX_SIDE", 10)
+    monkeypatch.setattr("dkrr.fitting.methods.transforms.FACTORED_SIDE", 10)
+    monkeypatch.setattr("dkrr.fitting.methods.transforms.MAX_SIDE", 10)
     X, rng = rows(2)
     y = np.column_stack([np.sin(7 * X[:, 0]), X[:, 1]]) + 0.1 * rng.standard_normal((N, 2))
     fitted, dual = both(X, y, alpha=[0.01, 1.0], fit_intercept=True)
@@ -379,12 +379,12 @@ def test_searches_find_what_the_dual_form_finds(cv, scoring):
 @pytest.mark.parametrize("alpha_per_target", [True, False])
 def test_a_lambda_whose_systems_are_not_solved_has_no_score(monkeypatch, alpha_per_target):
     for name in (
-        "planning.transforms.FACTORED_SIDE",
+        "fitting.methods.transforms.FACTORED_SIDE",
         "linalg.fourier_sums.FACTORED_SIDE",
         "planning.selection.MAX_SIDE",
     ):
         monkeypatch.setattr(f"dkrr.{name}", 10)
-    monkeypatch.setattr("dkrr.planning.transforms.MAX_RANK", 40)
+    monkeypatch.setattr("dkrr.fitting.methods.transforms.MAX_RANK", 40)
     monkeypatch.setattr("dkrr.linalg.fourier_sums.MAX_ITERATIONS", 12)
     X, rng = rows(2)
     y = np.column_stack([np.sin(7 * X[:, 0]), X[:, 1]]) + 0.1 * rng.standard_normal((N, 2))

@@ -15,12 +15,12 @@ import dkrr
 from dkrr.checks import parse_bytes
 from dkrr.cost import STAGE_NAMES
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, StoreError
+from dkrr.fitting.methods.tiles import MAX_TILES_PER_SIDE
 from dkrr.planning.explain import MIN_CG_SPEEDUP, solver_facts
 from dkrr.planning.planner import EQUAL_TIME, make_plan
 from dkrr.planning.problem import Layout
 from dkrr.planning.reasons import codes_of
 from dkrr.planning.resources import Rates, WorkerShare
-from dkrr.planning.tiles import MAX_TILES_PER_SIDE
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.text import format_seconds
 from tests.pairs import every_pair

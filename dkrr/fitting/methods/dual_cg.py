@@ -12,6 +12,7 @@ from math import ceil, log, log2, sqrt
 from dkrr.cluster.tasks import FAN_IN
 from dkrr.config import setting
 from dkrr.cost import Work
+from dkrr.fitting.methods.dual_cholesky import MAX_TILE, own_steps
 from dkrr.linalg.conjugate_gradient import (
     MIXED_ITERATION_FACTOR,
     ROUND_TRIPS_PER_ITERATION,
@@ -33,7 +34,6 @@ from dkrr.linalg.products import (
 )
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.linalg.sources import KERNEL_BLOCK
-from dkrr.planning.dual import MAX_TILE, own_steps
 from dkrr.planning.problem import Problem, Spectrum, Systems
 from dkrr.planning.resources import RESIDENT_ROWS_FRACTION, ROUND_TRIP_BYTES, Resources
 from dkrr.planning.strategy import Iterative, Strategy, TileProducts

@@ -7,6 +7,9 @@ from typing import NamedTuple
 from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
 from dkrr.errors import PlanError
+from dkrr.fitting.methods.dual_cg import iterations_expected
+from dkrr.fitting.methods.dual_cholesky import step_seconds
+from dkrr.fitting.methods.tiles import Cut, cuts
 from dkrr.linalg.cholesky import cholesky_task_bytes, factor_bytes
 from dkrr.linalg.dual_objective import VECTORS_HELD
 from dkrr.linalg.in_memory_cholesky import copy_work, factor_work, memory_bytes, memory_grid, solving_work
@@ -14,12 +17,9 @@ from dkrr.linalg.likelihood import SECONDS_PER_SCORE
 from dkrr.linalg.normal import TARGET_COPIES, normal_work, parts_for_folds, row_block, stream_work
 from dkrr.linalg.primal_objective import MAX_MATRIX_SIDE
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
-from dkrr.planning.dual import step_seconds
-from dkrr.planning.dual_cg import iterations_expected
 from dkrr.planning.problem import TYPICAL_CONDITION, Loss, Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import Direct, Iterative, RowPasses, Strategy, StrategyDetails, Tiling
-from dkrr.planning.tiles import Cut, cuts
 from dkrr.planning.work import CostModel, Recipe, Step, written
 from dkrr.store import TileGrid
 

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
+from dkrr.fitting.methods.tiles import Cut, Itemsize, cuts
 from dkrr.linalg.cholesky import cholesky_task_bytes
 from dkrr.linalg.dual_objective import VECTORS_HELD
 from dkrr.linalg.float32_tiles import MAX_ROUNDING_RATIO, refining_iterations, rounding_ratio
@@ -35,7 +36,6 @@ from dkrr.planning.resources import (
     Workplace,
 )
 from dkrr.planning.strategy import Direct, Float32Factor, Strategy, Tiling
-from dkrr.planning.tiles import Cut, Itemsize, cuts
 from dkrr.planning.work import CostModel, Recipe, Step
 from dkrr.store import TileGrid
 

@@ -13,12 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from dkrr.cost import Work
+from dkrr.fitting.methods.dual_cg import iterations_expected
+from dkrr.fitting.methods.dual_cholesky import step_seconds
 from dkrr.kernels.fourier_grid import MAX_TRANSFORMED_ROWS, FourierGrid, Grid
 from dkrr.kernels.nonuniform import transform_bytes
 from dkrr.linalg.in_memory_cholesky import FACTORED_SIDE, factor_work, solving_work
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
-from dkrr.planning.dual import step_seconds
-from dkrr.planning.dual_cg import iterations_expected
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import FourierSolve, Strategy
