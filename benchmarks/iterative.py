@@ -25,7 +25,7 @@ from dkrr.cluster import ThreadExecutor
 from dkrr.cluster.tasks import peak_resident_bytes
 from dkrr.data import MemoryRows
 from dkrr.features import Nystroem
-from dkrr.fitting.methods.dual_cg import cg_tile
+from dkrr.fitting.costs.dual_cg_costs import cg_tile
 from dkrr.kernels import RBF, Laplacian
 from dkrr.linalg.products import TiledOperator
 from dkrr.linalg.sources import KERNEL_BLOCK, GramTiles

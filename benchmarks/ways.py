@@ -16,13 +16,13 @@ from unittest import mock
 import dkrr
 from benchmarks.candidates import admissible, best_of_kinds, is_same, kind, kind_of_plan, matches
 from benchmarks.cases import Case, command, memory_of_first_plan, surroundings
+from dkrr.fitting.costs.details import Iterative
 from dkrr.linalg.preconditioners import estimated_spectrum
 from dkrr.linalg.products import Precision
 from dkrr.planning import Plan, Strategy, calibration, detection
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Rates
 from dkrr.planning.searches import SelectionPlan
-from dkrr.planning.strategy import Iterative
 
 NEAR = 5.0
 """Times of the best plan, of those that are taken unasked, up to which a way is tried."""

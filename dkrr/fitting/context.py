@@ -47,7 +47,6 @@ from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.linalg.sources import ResidentRows
 from dkrr.planning import Plan
 from dkrr.planning.resources import Rates
-from dkrr.planning.strategy import FourierSolve
 from dkrr.store import RunStore
 from dkrr.store.lock import owned
 from dkrr.store.paths import local_path, resolved_place
@@ -540,7 +539,7 @@ def _opened(plan: Plan, storage: Storage, stack: ExitStack, progress: Progress) 
 def _needs_one_blas_thread(plan: Plan) -> bool:
     """Whether tasks run side by side in this process, or are so small that BLAS's threads would not pay."""
     # Threads of a Fourier solve transform, without BLAS.
-    if plan.execution == "dask" or isinstance(plan.chosen.details, FourierSolve):
+    if plan.execution == "dask" or not plan.chosen.method.calls_blas:
         return False
     if plan.execution == "memory":
         return plan.uses_threads or plan.seconds * plan.resources.rates.gemm_flops < blas.SMALL_FLOPS

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from dkrr.cluster import Task
 from dkrr.data import MemoryRows, Rows
 from dkrr.fitting.context import Context
+from dkrr.fitting.costs.details import FourierSolve
+from dkrr.fitting.costs.fourier_costs import REFINED_RESIDUAL
 from dkrr.fitting.data import FitData, TrainingData
 from dkrr.fitting.grids import MIN_GRID_ALPHA
 from dkrr.fitting.iteration import settings_of
-from dkrr.fitting.methods.transforms import REFINED_RESIDUAL
 from dkrr.fitting.normal_rows import RIDGE, NormalRows
 from dkrr.fitting.primal_ridge import MAX_REFINEMENTS, MIN_GAIN
 from dkrr.fitting.results import Left, SavedPosterior, Solution
@@ -32,7 +33,6 @@ from dkrr.linalg.fourier_sums import FourierSums, sums_of_segment
 from dkrr.linalg.products import column_norms
 from dkrr.linalg.sources import Vectors
 from dkrr.planning import Plan
-from dkrr.planning.strategy import FourierSolve
 from dkrr.store import TileGrid
 from dkrr.text import plural
 
@@ -50,7 +50,7 @@ ENOUGH = 0.2
 
 def refused_alpha(plan: Plan, data: FitData) -> str:
     """Why a plan with a grid cannot be carried out, since rounding of the sums leaves nothing of λ; empty if it can."""
-    if not isinstance(data.feature_map, FourierGrid) or not isinstance(plan.chosen.details, FourierSolve):
+    if not isinstance(data.feature_map, FourierGrid) or not plan.chosen.method.is_of_grids:
         return ""
     total = data.n if data.weights is None else float(data.weights.sum())
     least = MIN_GRID_ALPHA * data.feature_map.grid(data.rows.shape[1]).unit * total

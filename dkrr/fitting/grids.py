@@ -16,11 +16,10 @@ from dkrr.cluster.process import usable_threads
 from dkrr.data import Rows
 from dkrr.data.rows import check_finite, dense
 from dkrr.errors import DkrrError, InputError, PlanError, WrongStoreError
-from dkrr.fitting.methods.transforms import REFINED_RESIDUAL, refusal
+from dkrr.fitting.costs.fourier_costs import REFINED_RESIDUAL, refusal
 from dkrr.kernels.fourier_grid import SERIES_ROUNDING, FourierGrid, grid_columns
 from dkrr.kernels.nonuniform import MISSING, is_available
 from dkrr.planning import Plan
-from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import Resources
@@ -116,7 +115,9 @@ def is_worth_scanning(dual: Plan | DkrrError) -> bool:
     return isinstance(dual, DkrrError) or dual.seconds > SOON_SECONDS
 
 
-def choose_cheaper_form(dual: Plan | DkrrError, p: Problem, r: Resources, box: Box) -> Plan:
+def choose_cheaper_form(
+    dual: Plan | DkrrError, p: Problem, r: Resources, box: Box, make_plan: Callable[[Problem, Resources], Plan]
+) -> Plan:
     """The plan in dual form, or that with a grid if it takes less time.
 
     Parameters
@@ -126,6 +127,7 @@ def choose_cheaper_form(dual: Plan | DkrrError, p: Problem, r: Resources, box: B
     p : Problem
     r : Resources
     box : Box
+    make_plan : callable
 
     Raises
     ------
@@ -200,10 +202,8 @@ def error_for(p: Problem) -> float:
 
 def _explained(plan: Plan, p: Problem, dual: Plan | DkrrError, reason: Reason) -> Plan:
     """Plan with a grid, and what it was compared with."""
-    rejected = (dual.chosen, *dual.rejected) if isinstance(dual, Plan) else ()
+    compared = (dual.chosen, *dual.rejected) if isinstance(dual, Plan) else ()
     against = f"; dual would take about {format_seconds(dual.seconds)}" if isinstance(dual, Plan) else ""
     form = _primal_by(reason, p, against)
-    reasons = tuple(form if one.code in ("form-requested", form.code) else one for one in plan.reasons)
-    return replace(
-        plan, problem=replace(plan.problem, form=p.form), reasons=reasons, rejected=(*plan.rejected, *rejected)
-    )
+    problem = replace(plan.problem, form=p.form, because=replace(plan.problem.because, form=form))
+    return replace(plan, problem=problem, compared=compared)

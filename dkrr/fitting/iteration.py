@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.fitting.context import Context
-from dkrr.fitting.methods.dual_cg import growth_seconds
+from dkrr.fitting.costs.dual_cg_costs import growth_seconds
 from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky, pivot_stopping_rule

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.errors import StoreError, UnreachableStoreError
-from dkrr.fitting.methods.dual_cg import is_worth_keeping
+from dkrr.fitting.costs.dual_cg_costs import is_worth_keeping
 from dkrr.linalg.factor_rows import KeptColumns
 from dkrr.linalg.pivoted_cholesky import FactorState, PivotedCholesky
 from dkrr.store import ChunkedArray, RunStore

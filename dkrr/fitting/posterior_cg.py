@@ -44,7 +44,6 @@ from dkrr.linalg.result import Status, in_terms_of_alpha
 from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, BoundedSolution, ResidualBounds, VarianceBounds, variance_bounds
 from dkrr.planning.detection import detect
 from dkrr.planning.problem import Problem
-from dkrr.planning.strategy import Iterative
 from dkrr.planning.uncertainty import UncertaintyPlan, plan_iterations
 
 END_FRACTION = 0.5
@@ -214,7 +213,6 @@ class _BoundedRun:
         """Run for some number of rows; 0: for the targets."""
         plan, scale = planned.plan, data.dual_scale()
         strategy = plan.chosen.details
-        assert isinstance(strategy, Iterative)
         matrix = GramOperator(data, strategy, context, scale)
         preconditioner: LowRank | Identity = Identity()
         if matrix.rank_limit:

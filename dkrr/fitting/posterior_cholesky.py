@@ -40,7 +40,6 @@ from dkrr.linalg.variance_bounds import VarianceBounds
 from dkrr.planning import Plan
 from dkrr.planning.detection import detect
 from dkrr.planning.predictions import FactorSize, is_kept_in_memory, is_read_by_workers, room_for
-from dkrr.planning.strategy import Direct
 from dkrr.store import TileGrid
 from dkrr.text import plural
 
@@ -80,7 +79,7 @@ class DualPosterior(CholeskyPosterior):
             self._rows = request.rows if left.rows is None else left.rows
             self._quadratic = np.array(saved.numbers["quadratic"], np.float64)
         else:
-            assert plan is not None and isinstance(plan.chosen.details, Direct)
+            assert plan is not None
             progress = Progress() if opens is None else opens(plan)
             with open_context(plan, None, progress) as context, in_terms_of_alpha([alpha], "dual"):
                 matrix = FactoredGram(self.data, plan.chosen.details, context, scale)

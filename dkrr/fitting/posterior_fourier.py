@@ -20,11 +20,11 @@ from dkrr.cluster.process import usable_threads
 from dkrr.data import MemoryRows, Rows
 from dkrr.data.rows import check_finite, dense
 from dkrr.errors import InputError, warn_inaccurate
+from dkrr.fitting.costs.fourier_costs import MAX_SIDE
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.fold_models import function_of
 from dkrr.fitting.gaussian_process import Array, Estimate, Numbers, warn_of_width
-from dkrr.fitting.methods.transforms import MAX_SIDE
 from dkrr.fitting.posterior_cholesky import array_of
 from dkrr.fitting.posterior_primal import PrimalPosterior
 from dkrr.fitting.primal_rows import PrimalRows

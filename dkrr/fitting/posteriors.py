@@ -375,7 +375,7 @@ class Posteriors:
             size = FactorSize.of_normal(side, is_transform=self._request.settings.grid is not None)
             flops = 0.0 if saved is not None else self._flops_of_sums + side**3 / 3
             return Deviations(size, resources.rates.seconds(Work(gemm_flops=flops), threads))
-        tiling, is_memory = plan.plan.chosen.details.tiling, plan.plan.chosen.place.is_memory
+        tiling, is_memory = plan.plan.chosen.tiling, plan.plan.chosen.place.is_memory
         size = FactorSize.of_tiles(TileGrid(n, tiling.tile, tiling.panel), threads, is_stored=not is_memory)
         return Deviations(size, plan=plan)
 

@@ -13,6 +13,7 @@ from dkrr.fitting.grids import (
     may_have_grid,
     try_dual_plan,
 )
+from dkrr.fitting.methods import make_plan
 from dkrr.fitting.requests import FitRequest
 from dkrr.kernels.fourier_grid import grid_columns
 from dkrr.kernels.kernel_features import is_drawn, refuse_more_components_than_rows
@@ -23,7 +24,6 @@ from dkrr.planning.calibration import measured_plan
 from dkrr.planning.detection import detect
 from dkrr.planning.explain import is_soon_done
 from dkrr.planning.measures import with_measured_kernel
-from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Because, Problem, Spectrum
 from dkrr.planning.reasons import NO_REASON, Reason
 from dkrr.planning.resources import Resources
@@ -107,14 +107,17 @@ def plan_of_sums(request: FitRequest) -> tuple[FitRequest, Plan]:
     stages = [one for one in in_memory.stages if one.name in (SUMMED, "factorisation")]
     stages = [replace(one, peak_bytes=one.peak_bytes + more) for one in stages]
     chosen = replace(in_memory, stages=tuple(stages), refused=NO_REASON)
-    return request, replace(plan, chosen=chosen, rejected=tuple(one for one in plan.rejected if one is not in_memory))
+    others = tuple(one for one in plan.candidates[1:] if one is not in_memory)
+    return request, replace(plan, chosen=chosen, candidates=(in_memory, *others))
 
 
 def plan_in_box(problem: Problem, resources: Resources, box: Box) -> Plan:
     """Plan without rows, of which only the box is known."""
     if not may_have_grid(problem):
         return measured_plan(problem, resources)
-    return choose_cheaper_form(try_dual_plan(problem, lambda p: measured_plan(p, resources)), problem, resources, box)
+    return choose_cheaper_form(
+        try_dual_plan(problem, lambda p: measured_plan(p, resources)), problem, resources, box, make_plan
+    )
 
 
 def plan_for_rows(problem: Problem, rows: Rows, resources: Resources, box: Box | None = None) -> Plan:
@@ -129,10 +132,10 @@ def plan_for_rows(problem: Problem, rows: Rows, resources: Resources, box: Box |
     if not is_worth_scanning(dual):
         return _plan_for_rows(problem, rows, resources)
     box = box_of(rows, grid_columns(problem.kernel, problem.d)) if box is None else box
-    found = choose_cheaper_form(dual, problem, resources, box)
+    found = choose_cheaper_form(dual, problem, resources, box, make_plan)
     if isinstance(dual, Plan) and dual.seconds < DECISIVE_SPEEDUP * found.seconds:  # the spectrum may make a difference
         found = choose_cheaper_form(
-            try_dual_plan(problem, lambda p: _plan_for_rows(p, rows, resources)), problem, resources, box
+            try_dual_plan(problem, lambda p: _plan_for_rows(p, rows, resources)), problem, resources, box, make_plan
         )
     return found
 

@@ -11,9 +11,9 @@ from dkrr.cluster import Progress
 from dkrr.data import MemoryRows, Rows, scan, write_rows
 from dkrr.data.rows import check_finite
 from dkrr.fitting.context import Context
+from dkrr.fitting.costs.centre_costs import DRAWING
 from dkrr.fitting.data import ORIGIN, FitData
 from dkrr.fitting.grids import box_of
-from dkrr.fitting.methods.drawing import DRAWING
 from dkrr.kernels import Kernel, centring
 from dkrr.kernels.fourier_grid import FourierGrid
 from dkrr.kernels.kernel_features import feature_map as feature_map_of

@@ -10,13 +10,12 @@ from math import ceil
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dkrr.fitting.methods.dual_cg import settings_of
+from dkrr.fitting.costs.dual_cg_costs import settings_of
 from dkrr.planning.explain import columns_of, layout
 from dkrr.planning.plan import ITERATION_STAGE, RATES, Plan
 from dkrr.planning.planner import make_plan
 from dkrr.planning.reasons import Reason
 from dkrr.planning.selection import FoldSizes, ScoringPlan, continuing
-from dkrr.planning.strategy import Iterative, TileProducts
 from dkrr.text import Explained, format_bytes, format_seconds, plural
 
 USUAL_EVALUATIONS = 10
@@ -77,8 +76,7 @@ def _own(seconds: float) -> Seconds:
 def expected_iterations(plan: Plan, planned: float) -> float:
     """Expected iterations, from those of a plan: its rank is raised while that pays, unless it is given."""
     details, p = plan.chosen.details, plan.problem
-    assert isinstance(details, Iterative)
-    if not isinstance(details.products, TileProducts) or settings_of(p).rank is not None or planned <= USUAL_ITERATIONS:
+    if plan.form == "primal" or settings_of(p).rank is not None or planned <= USUAL_ITERATIONS:
         return planned
     low, high = LARGE_RANK
     known = min(1.0, max(0.0, (details.rank_limit / p.n - low) / (high - low)))
@@ -94,8 +92,8 @@ def seconds_of_fit(plan: Plan, *, fraction: float = 1.0) -> Seconds:
     fraction : float
         Fraction of the iterations that are left to do, if it begins at a solution that is known.
     """
-    details, n_alphas = plan.chosen.details, len(plan.problem.alphas)
-    if not isinstance(details, Iterative):
+    n_alphas = len(plan.problem.alphas)
+    if plan.chosen.is_direct:
         return _of_work(plan.seconds) + _own(FIT_SECONDS[0] + n_alphas * STEP_SECONDS)
     return _iterated(plan, fraction) + _own(FIT_SECONDS[1])
 
@@ -103,7 +101,6 @@ def seconds_of_fit(plan: Plan, *, fraction: float = 1.0) -> Seconds:
 def _iterated(plan: Plan, fraction: float = 1.0) -> Seconds:
     """Time of conjugate gradient and of what comes before it."""
     details, p = plan.chosen.details, plan.problem
-    assert isinstance(details, Iterative)
     iterating = sum(stage.seconds for stage in plan.chosen.stages if stage.name == ITERATION_STAGE)
     planned = max(1, details.iterations)
     count = expected_iterations(plan, fraction * min(planned, settings_of(p).max_iter))
@@ -357,7 +354,7 @@ class SelectionPlan(Explained):
         ]
 
     def _doubt(self) -> str:
-        iterates = any(isinstance(plan.chosen.details, Iterative) for plan in self._plans())
+        iterates = any(not plan.chosen.is_direct for plan in self._plans())
         return "the iterations are an estimate" if iterates else "rates are estimates"
 
     def title(self) -> str:
@@ -437,7 +434,7 @@ def whole_plan(
     first = (len(alphas) - n_last + 1) // 2  # those in the middle
     problem = replace(problem, alphas=tuple(alphas[first : first + n_last]), tol=tol, layout=None, **left)
     problem = replace(problem, folds_are_fitted=problem.interval_folds > 0 and main.sizes.are_learned)
-    if problem.uncertainty and (last := make_plan(problem, main.plan.resources)).chosen.details.keeps_factors:
+    if problem.uncertainty and (last := make_plan(problem, main.plan.resources)).chosen.keeps_factors:
         return replace(scores, last=last)
     if main.method == "sweep" and optimising is None:  # it begins at the solution of the run
         problem = continuing(problem, main)

@@ -10,10 +10,8 @@ import numpy as np
 from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError
-from dkrr.fitting.methods.drawing import drawing_reasons
-from dkrr.fitting.methods.dual_cg import dual_iterations
-from dkrr.fitting.methods.primal_cholesky import formed_in_caller
-from dkrr.fitting.methods.transforms import (
+from dkrr.fitting.costs.dual_cg_costs import dual_iterations
+from dkrr.fitting.costs.fourier_costs import (
     GATHER_SECONDS,
     MAX_SIDE,
     iterated,
@@ -21,18 +19,19 @@ from dkrr.fitting.methods.transforms import (
     sums_bytes,
     transform_work,
 )
+from dkrr.fitting.costs.primal_costs import formed_in_caller
 from dkrr.linalg.held_out import columns_at_once, folds_flops
 from dkrr.linalg.length_sums import length_sums_bytes
 from dkrr.linalg.normal import parts_for_folds
 from dkrr.linalg.passes import strip_rows
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
+from dkrr.planning.drawing import drawing_reasons
 from dkrr.planning.explain import NOT_ENOUGH_MEMORY, Reasoned, why_form
 from dkrr.planning.plan import Plan
 from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Resources
-from dkrr.planning.strategy import Direct, FourierSolve, Iterative
 from dkrr.planning.work import CostModel, Step
 from dkrr.text import format_bytes, format_seconds, plural
 
@@ -246,11 +245,9 @@ def _cheapest(problem: Problem, sizes: FoldSizes, resources: Resources) -> Scori
         learned = Reason("learned-kernel", "the kernel is fitted to the training rows of every fold")
         return _refits(problem, sizes, resources, learned)
     if one.form == "primal":
-        if isinstance(one.chosen.details, Direct):
+        if one.chosen.method.folds_by == "sums":
             return _primal(one, problem, sizes, resources)
-        if isinstance(one.chosen.details, FourierSolve) and (
-            not sizes.is_loo or problem.matrix_size("primal") <= MAX_SIDE
-        ):
+        if one.chosen.method.folds_by == "grid" and (not sizes.is_loo or problem.matrix_size("primal") <= MAX_SIDE):
             return _on_grid(one, problem, sizes, resources)
         if not sizes.is_loo:
             streamed = Reason("rows-streamed", "the normal matrix is too large, and is only multiplied")
@@ -412,9 +409,8 @@ def _on_grid(one: Plan, problem: Problem, sizes: FoldSizes, resources: Resources
     transforms = repeated * -(-(t + 1) // 2), n_alphas * (1 + -(-t // 2)) if sizes.is_loo else -(-columns // 2)
     sums, predicted = (Step(stage, transform_work(p, count)) for stage, count in zip(STAGES, transforms, strict=True))
     seconds = site.seconds([sums, *solving, predicted], peak)
-    details = one.chosen.details
-    assert isinstance(details, FourierSolve)
-    one = replace(one, chosen=replace(one.chosen, details=replace(details, rank_limit=rank_limit)))
+    details = replace(one.chosen.details, rank_limit=rank_limit)
+    one = replace(one, chosen=replace(one.chosen, details=details))
     reason = Reason("sums-of-folds", "on a Fourier grid: a training set has the sums of the other folds")
     return ScoringPlan("primal", one, sizes, n_alphas, seconds, peak, (reason,))
 
@@ -474,7 +470,7 @@ def plan_sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iter
             if width == least:
                 raise
             width = max(least, width // 2)
-    if not isinstance(plan.chosen.details, Iterative):
+    if plan.chosen.method.folds_by != "sweep":
         return
     seconds = plan.seconds
     text = "products with K serve all folds and all λ, and hold the predictions of the rows that are left out"
@@ -496,7 +492,6 @@ def plan_sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iter
 def _share_of_a_race(plan: Plan) -> float:
     """Part of the iterations for the smallest λ that a search takes in the mean, if any λ may be the best one."""
     p, details = plan.problem, plan.chosen.details
-    assert isinstance(details, Iterative)
     counts = [dual_iterations(p, details.rank, alpha) for alpha in sorted(p.alphas, reverse=True)]
     return sum(counts[min(best + RISES, len(counts) - 1)] for best in range(len(counts))) / (len(counts) * counts[-1])
 
@@ -509,11 +504,12 @@ def _calling_bytes(problem: Problem, plan: Plan, resources: Resources) -> int:
     MemoryLimitError
         If it is more than is allowed.
     """
-    if plan.execution != "dask" or not isinstance(plan.chosen.details, Iterative):
+    if plan.execution != "dask" or plan.chosen.method.folds_by != "sweep":
         return 0
     systems = problem.systems
     vectors = systems.n_vectors * 8 * problem.n * systems.n_columns
-    own = resources.local_baseline_bytes + vectors + 8 * plan.chosen.details.rank**2 * (2 + systems.n_curvatures)
+    rank: int = plan.chosen.details.rank
+    own = resources.local_baseline_bytes + vectors + 8 * rank**2 * (2 + systems.n_curvatures)
     if own > resources.local_limit_bytes:
         raise MemoryLimitError(
             f"the columns of all folds and λ need {format_bytes(own)} in the calling process, of the "

@@ -20,7 +20,6 @@ from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import NO_REASON, Reason
 from dkrr.planning.resources import Resources
-from dkrr.planning.strategy import Iterative
 from dkrr.planning.work import CostModel, Step
 from dkrr.text import format_bytes, format_seconds, plural
 
@@ -179,5 +178,5 @@ def plan_iterations(problem: Problem, resources: Resources, n_rows: int, reason:
             if width == 1:
                 raise
             width //= 2
-    assert isinstance(plan.chosen.details, Iterative)
+    assert not plan.chosen.is_direct
     return UncertaintyPlan("iterations", plan, n_rows, max(1, ceil(n_rows / width)) * plan.seconds, (reason,))

@@ -122,7 +122,7 @@ def _continuing(last: FitRequest, best: Candidate) -> FitRequest:
     # Of λ with the same score the run solves for the largest, and the first candidate is chosen.
     if start is None or scores is None or (start.alphas != last.outputs.alphas).any():
         return last
-    if last.settings.uncertainty is not False and plan_of(last).chosen.details.keeps_factors:
+    if last.settings.uncertainty is not False and plan_of(last).chosen.keeps_factors:
         return last
     problem = continuing(last.problem(), scores)
     return replace(last.with_settings(solver=problem.solver, form=problem.form), start=start, because=problem.because)

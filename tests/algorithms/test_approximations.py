@@ -17,12 +17,12 @@ from dkrr.blas import BYTES_PER_THREAD
 from dkrr.data import MemoryRows, as_rows
 from dkrr.errors import InputError, MemoryLimitError
 from dkrr.features import Nystroem, RandomFourier, feature_map
-from dkrr.fitting.methods.drawing import drawing_of
+from dkrr.fitting.costs.centre_costs import drawing_of
+from dkrr.fitting.methods import make_plan
 from dkrr.fitting.sampled import nystroem_map, with_sampled_maps, with_stored_arrays
 from dkrr.kernels import RBF, Laplacian, Linear, Matern, fourier
 from dkrr.kernels.descriptions import feature_map_from_dict
 from dkrr.kernels.map_base import MapKernel
-from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import PROCESS_MARGIN_BYTES
 from dkrr.store import RunStore

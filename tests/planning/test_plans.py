@@ -15,9 +15,10 @@ import dkrr
 from dkrr.checks import parse_bytes
 from dkrr.cost import STAGE_NAMES
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, StoreError
-from dkrr.fitting.methods.tiles import MAX_TILES_PER_SIDE
-from dkrr.planning.explain import MIN_CG_SPEEDUP, solver_facts
-from dkrr.planning.planner import EQUAL_TIME, make_plan
+from dkrr.fitting.costs.tiles import MAX_TILES_PER_SIDE
+from dkrr.fitting.methods import make_plan
+from dkrr.planning.explain import MIN_CG_SPEEDUP
+from dkrr.planning.planner import EQUAL_TIME
 from dkrr.planning.problem import Layout
 from dkrr.planning.reasons import codes_of
 from dkrr.planning.resources import Rates, WorkerShare
@@ -103,7 +104,7 @@ def test_every_plan_explains_itself(what, where):
     for part in (
         "because",
         *plan.reasons,
-        *(text for _, text in solver_facts(c, plan.problem)),
+        *(text for _, text in c.method.facts(c, plan.problem)),
         format_seconds(c.seconds),
     ):
         assert part in text

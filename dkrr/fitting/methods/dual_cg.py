@@ -1,328 +1,107 @@
-"""Conjugate gradient with the Gram matrix, its tiles in memory or formed at every pass.
+"""Conjugate gradient with the Gram matrix, preconditioned by a partial factor."""
 
-What it depends on that no plan can know is the spectrum of the matrix. It is estimated on a sample of the rows, or
-assumed to be a typical one without rows; the rank is chosen while the factor shows what the spectrum really is.
-"""
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
-from math import ceil, log, log2, sqrt
+import numpy as np
 
-from dkrr.cluster.tasks import FAN_IN
-from dkrr.config import setting
-from dkrr.cost import Work
-from dkrr.fitting.methods.dual_cholesky import MAX_TILE, own_steps
-from dkrr.linalg.conjugate_gradient import (
-    MIXED_ITERATION_FACTOR,
-    ROUND_TRIPS_PER_ITERATION,
-    cycles_in_low_precision,
-)
-from dkrr.linalg.fold_preconditioner import capacitance_work
-from dkrr.linalg.pivoted_cholesky import (
-    FACTOR_BYTES,
-    SPREAD,
-    factor_rows_bytes,
-    partial_apply_work,
-    partial_factor_work,
-    small_matrix_work,
-)
-from dkrr.linalg.products import (
-    GROUPS_PER_PLACE,
-    Precision,
-    calls_work,
-)
+from dkrr.fitting.context import Context
+from dkrr.fitting.costs.dual_cg_costs import multiplied_dual
+from dkrr.fitting.data import LabelledData, TrainingData
+from dkrr.fitting.dual_ridge import IteratedDual
+from dkrr.fitting.gram import GramOperator
+from dkrr.fitting.iteration import pivot_rule, pivots_of, resumed
+from dkrr.fitting.methods.dual_form import DualMethod
+from dkrr.fitting.methods.iterations import IterativeMethod
+from dkrr.fitting.objectives import FormObjective, dual_objective
+from dkrr.fitting.requests import DualStart
+from dkrr.fitting.results import Solution, scale_of
+from dkrr.linalg.curvature import ByPartialFactor, NewtonPreconditioners, NoPreconditioners
+from dkrr.linalg.newton import CURVATURE_SHIFT, INNER_TOL
+from dkrr.linalg.result import in_terms_of_alpha
 from dkrr.linalg.solver_settings import ConjugateGradient
-from dkrr.linalg.sources import KERNEL_BLOCK
-from dkrr.planning.problem import Problem, Spectrum, Systems
-from dkrr.planning.resources import RESIDENT_ROWS_FRACTION, ROUND_TRIP_BYTES, Resources
-from dkrr.planning.strategy import Iterative, Strategy, TileProducts
-from dkrr.planning.work import CostModel, Step
-
-MAX_ITERATIONS_PLANNED = 1_000_000
-PRICED_RANKS = (250, 500, 750, 1000, 1500, 2000, 3000, 4000, 6000, 8000)
-"""Ranks that a plan compares."""
-SMALL_RANKS = (100, 50, 25, 10)
-"""Ranks that a plan compares where none of those fits in memory."""
-MIN_TILE = 512
-WORKSPACE_FRACTION = 1 / 16
-"""Largest fraction of the memory of a process for the kernel's temporaries of one tile."""
-KEPT_FRACTIONS = (0.0, 0.5, 1.0)
-"""Fractions of the memory left for tiles that a plan compares; the rest is for the preconditioner's factor."""
-RELIED_FRACTION = 0.01
-"""Fraction of the smallest eigenvalue that a sample suggests, on which the number of iterations relies."""
-PRECISIONS: dict[str, tuple[Precision, ...]] = {
-    "auto": ("float64", "float32"),
-    "mixed": ("float32",),
-    "float64": ("float64",),
-}
-"""Precisions of products that are compared, by the setting."""
-WORTH = 10.0
-"""Times that computing a preconditioner's columns takes as long as writing them, from which on a store keeps them: the
-preconditioner is at most a third of most fits, so that this is at most 3 % of their time."""
+from dkrr.planning import Plan
+from dkrr.planning.explain import why_cg
+from dkrr.planning.problem import Problem
+from dkrr.planning.reasons import NO_REASON, Reason
+from dkrr.planning.resources import Resources
+from dkrr.planning.strategy import Strategy
+from dkrr.text import format_bytes
 
 
-def is_worth_keeping(seconds: float, writing: float) -> bool:
-    """Whether a store keeps columns of a preconditioner, from the seconds that they took and those of writing them."""
-    limit = float(setting("checkpoint-seconds"))
-    return limit == 0 or seconds >= max(limit / 3, WORTH * writing)
+class DualCG(IterativeMethod, DualMethod):
+    """Products with K, its tiles in memory or formed at every pass."""
 
+    name = "dual, conjugate gradient"
+    folds_by = "sweep"
 
-def settings_of(problem: Problem) -> ConjugateGradient:
-    """Settings that the user gave, or the planner's."""
-    return problem.solver if isinstance(problem.solver, ConjugateGradient) else ConjugateGradient()
+    def recipes(self, p: Problem, r: Resources) -> Iterator[Strategy]:
+        return multiplied_dual(p, r, self)
 
-
-def cg_tile(p: Problem, place_limit: int, slots: int) -> int:
-    """Tile as large as the kernel's temporaries allow, while every slot has about as many tiles."""
-    wanted = p.tile if p.layout is None else p.layout.tile
-    if wanted is not None:
-        return min(wanted, p.n)
-    n_tiles = max(ceil(p.n / MAX_TILE), min(ceil(p.n / MIN_TILE), 5 + ceil(2 * sqrt(slots))))
-    tile = ceil(p.n / n_tiles)
-
-    def temporaries(tile: int) -> int:
-        return p.kernel.pieces_bytes(tile, tile, p.d, p.csr_bytes(tile))
-
-    fixed, most = temporaries(1), place_limit * WORKSPACE_FRACTION
-    while tile > MIN_TILE and temporaries(tile) - fixed > most:
-        tile = max(MIN_TILE, ceil(tile / 2))
-    return tile
-
-
-def iterations_expected(eigenvalue: float, shift: float, tol: float) -> int:
-    """Iterations for a system whose preconditioner leaves eigenvalues up to this one.
-
-    Chebyshev's bound log(2 / tol) / log((√κ + 1) / (√κ − 1)) for κ = 1 + λ / shift, times SPREAD. Where a factor leaves
-    little, κ is close to 1 and a few iterations suffice (measured: 2 to 5).
-    """
-    root = sqrt(1.0 + max(eigenvalue, 0.0) / max(shift, 1e-14))
-    if root <= 1.0:
-        return 2
-    found = SPREAD * log(2.0 / tol) / (log(root + 1.0) - log(root - 1.0))
-    return int(min(ceil(found) + 1, MAX_ITERATIONS_PLANNED))
-
-
-def dual_iterations(p: Problem, rank: int, shift: float) -> int:
-    """Iterations for a system of K with a preconditioner of this rank."""
-    smallest = 0.0 if p.spectrum == Spectrum() else RELIED_FRACTION * p.n * p.spectrum.eigenvalue(p.n)
-    return iterations_expected(p.n * p.spectrum.eigenvalue(rank), shift + smallest, p.systems.tol)
-
-
-@dataclass(frozen=True)
-class IterativeDual:
-    """Systems with K, solved in one place with a preconditioner of one rank."""
-
-    site: CostModel
-    systems: Systems
-    rank: int
-
-    @property
-    def problem(self) -> Problem:
-        """Problem."""
-        return self.site.problem
-
-    # Memory
-
-    def tiles_kept(self, precision: Precision, fraction: float) -> tuple[TileProducts, int]:
-        """Tiles that are kept in a fraction of the free memory, and what a process then holds."""
-        p, place = self.problem, self.site.place
-        tile, keeps_rows = self._tile_and_rows()
-        needed = self._needed_bytes(tile, keeps_rows=keeps_rows)
-        products = TileProducts(tile, ceil(p.n / tile), precision, 0, keeps_rows)
-        tile_bytes, free = products.itemsize * tile**2, max(0, place.usable_bytes - needed)
-        kept = min(ceil(products.all_tiles / place.slots), int(fraction * free / (tile_bytes * place.threads)))
-        return replace(products, kept_tiles=kept), needed + place.threads * kept * tile_bytes
-
-    def _tile_and_rows(self) -> tuple[int, bool]:
-        """Tile size, and whether every process keeps X; less of both where more would not fit.
-
-        So the memory that is needed at least does not depend on the limit, and a limit that a refusal names is enough.
-        """
-        p, place = self.problem, self.site.place
-        # X is in memory already, or loaded into memory, or kept by every process if it is small, or read at every pass.
-        loads = not p.x_in_memory and place.is_memory
-        is_small = p.stored_bytes <= place.limit_bytes * RESIDENT_ROWS_FRACTION
-        keeps_rows = loads or (not self.site.holds_rows and is_small)
-        tile, is_free = cg_tile(p, place.limit_bytes, place.slots), p.tile is None and p.layout is None
-
-        def fits() -> bool:
-            return self._needed_bytes(tile, keeps_rows=keeps_rows) <= place.usable_bytes
-
-        while is_free and tile > MIN_TILE and not fits():
-            tile = max(MIN_TILE, ceil(0.75 * tile))
-        if not loads and not fits():
-            keeps_rows = False
-        return tile, keeps_rows
-
-    def _needed_bytes(self, tile: int, *, keeps_rows: bool) -> int:
-        """Memory of a process without tiles that are kept."""
-        p, m = self.problem, self.systems.n_columns
-        each = self.site.product_bytes(tile, m)
-        if p.is_sparse and self.rank:
-            # Kernels of a process's rows with pivots, in blocks that may be higher than tiles.
-            each = max(each, self.site.forming_bytes(min(p.n, KERNEL_BLOCK)))
-        vectors = (4 if self.site.place.execution == "dask" else self.systems.n_vectors) * 8 * p.n * m
-        held = (p.n * p.bytes_of_row if keeps_rows else 0) + vectors + self.factor_bytes(self.rank)
-        return self.site.peak(held, each + p.read_overhead_bytes)
-
-    def factor_bytes(self, rank: int) -> int:
-        """Memory of a process for a factor of this rank and its small matrices."""
-        p, place = self.problem, self.site.place
-        if rank == 0:
-            return 0
-        rows = place.threads * factor_rows_bytes(p.n, rank, place.slots)
-        # The pivots' triangle, the small matrix and its sums: in the calling process, where that does the work.
-        here = place.threads + 2 + self.systems.n_curvatures
-        n_squares = 3 * place.threads if place.execution == "dask" else here
-        return rows + 8 * rank**2 * n_squares + p.largest_rows_bytes(rank)
-
-    def largest_rank(self, free: int) -> int:
-        """Up to twice the rank that is expected to suffice, if the memory that is left allows it."""
-        least, most = self.rank, min(self.problem.n, 2 * self.rank)
-        while least < most:
-            middle = (least + most + 1) // 2
-            if self.factor_bytes(middle) - self.factor_bytes(self.rank) <= free:
-                least = middle
-            else:
-                most = middle - 1
-        return least
-
-    # Time
-
-    def counts(self, precision: Precision) -> tuple[int, int]:
-        """Expected iterations, and the products in float64 besides them."""
-        s = self.systems
-        iterations = s.n_steps * (dual_iterations(self.problem, self.rank, s.shift) + s.more_iterations)
-        if s.n_products:
-            return iterations, s.n_products
-        if precision == "float64":
-            return iterations, 1
-        return ceil(iterations * MIXED_ITERATION_FACTOR), cycles_in_low_precision(s.tol)
-
-    def strategy(self, precision: Precision, fraction: float) -> Strategy:
-        """Candidate with tiles in a fraction of the memory that is left for them."""
-        products, peak = self.tiles_kept(precision, fraction)
-        limit = self.rank
-        if settings_of(self.problem).rank is None and self.rank > 0:
-            limit = self.largest_rank(self.site.place.usable_bytes - peak)
-        peak += self.factor_bytes(limit) - self.factor_bytes(self.rank)
-        iterations, _ = self.counts(precision)
-        return Strategy(
-            form="dual",
-            place=self.site.place,
-            details=Iterative(products=products, iterations=iterations, rank=self.rank, rank_limit=limit),
-            stages=self.site.price(self.recipe(products), peak),
-            n_steps=self.problem.n_steps if self.problem.loss == "logistic" else 0,
+    def products_words(self, c: Strategy) -> str:
+        products = c.details.tile_products
+        precision = "mixed precision" if products.precision == "float32" else "float64"
+        kept = products.kept_fraction(c.place.slots)
+        if kept == 1:
+            return f"{precision}, the matrix kept in memory"
+        if not kept:
+            return f"{precision}, tiles of {products.tile:,} formed at every pass"
+        share = f"{kept:.0%}" if kept >= 0.005 else "less than 1%"
+        return (
+            f"{precision}, tiles of {products.tile:,}, {share} of them kept in memory, the others formed at every pass"
         )
 
-    def recipe(self, products: TileProducts) -> list[Step]:
-        """Steps with tiles in memory or formed at every pass."""
-        p, s, site, slots = self.problem, self.systems, self.site, self.site.place.slots
-        precision, tile, kept = products.precision, products.tile, products.kept_fraction(slots)
-        iterations, n_products = self.counts(precision)
-        first = site.product(1, precision) + Work(fresh_bytes=float(products.itemsize) * p.n**2 / 2)
-        check: tuple[Precision, float] = ("float64", 0.0) if precision == "float32" else (precision, kept)
-        reads = not products.keeps_rows and not site.holds_rows
-        x_read = Work(row_bytes=p.stored_bytes * (products.n_tiles + 1) / 2 if reads else 0.0)
-        loaded = 0 if site.holds_rows or not products.keeps_rows else p.stored_bytes * site.place.n_workers
-        checkpoint = 5 * 8 * p.n * s.n_columns if p.keeps_store and p.loss == "squared" else 0
-        factor, columns = Step("preconditioner", self._factor(self.rank), by="caller"), FACTOR_BYTES * p.n * self.rank
-        if not p.keeps_store or not is_worth_keeping(site.seconds([factor], 0), columns / site.rates.write_bytes):
-            columns = 0
-        return [
-            *site.shared(),
-            Step("reading X", Work(row_bytes=loaded)),
-            factor,
-            Step("preconditioner", self._middles(self.rank), by="blas"),
-            Step("preconditioner", Work(written_bytes=columns, disk_bytes=columns), seconds=0.0),
-            Step("preconditioner", small_matrix_work(p.n, self.rank, slots), (s.n_steps - 1) * s.n_columns, "caller"),
-            Step("Gram matrix", first, kept),
-            Step("conjugate gradient", site.product(s.n_active, precision, kept) + x_read, iterations),
-            Step("conjugate gradient", calls_work(p.n, tile, kept), iterations),
-            Step("conjugate gradient", partial_apply_work(p.n, self.rank, s.n_active, precision), iterations),
-            Step("conjugate gradient", times=iterations, seconds=self._trip_seconds(products)),
-            Step("conjugate gradient", site.product(s.n_columns, *check) + x_read, n_products),
-            Step("conjugate gradient", Work(written_bytes=checkpoint, disk_bytes=2 * checkpoint), seconds=0.0),
-            *own_steps(site),
-        ]
+    def why(self, c: Strategy, p: Problem, candidates: Sequence[Strategy]) -> list[Reason]:
+        """Also why products are in float32, and the tiles kept or formed at every pass."""
+        products, reasons = c.details.tile_products, super().why(c, p, candidates)
+        if products.precision == "float32":
+            text = "products in float32 take about half the time; the true residual is computed in float64"
+            reasons.append(Reason("float32-products", text))
+        if p.kernel.is_precomputed or products.kept_fraction(c.place.slots) == 1:
+            return reasons
+        whole = products.all_tiles * products.tile**2 * products.itemsize
+        text = (
+            f"the whole matrix would take {format_bytes(whole)} of memory; tiles that are not kept are formed at "
+            f"every pass (if that is slow, dkrr.gram(store=...) forms them once, and kernel='precomputed' with "
+            f"solver='cg' reads them)"
+        )
+        return [*reasons, Reason("tiles-formed-again", text)]
 
-    def _factor(self, rank: int) -> Work:
-        return partial_factor_work(self.problem.n, rank, self.problem.entry_time(), self.site.place.slots)
+    def why_kept(self, c: Strategy, p: Problem, candidates: Sequence[Strategy]) -> Reason:  # noqa: ARG002
+        if isinstance(p.settings, ConjugateGradient):
+            why = why_cg(p)
+        else:
+            refused = next((o.refused for o in candidates if o.form == "dual" and o.keeps_factors), NO_REASON)
+            why = Reason("", f"a factorisation {refused or 'is too large'}")
+        text = f"no factor is kept, since {why}: standard deviations come by conjugate gradient"
+        return Reason("no-factor-kept", text)
 
-    def _middles(self, rank: int) -> Work:
-        """Small matrices of the training sets of folds."""
-        n_folds = self.problem.n_folds
-        return capacitance_work(self.problem.n, rank, n_folds) if n_folds > 1 else Work()
+    def systems(self, data: TrainingData, plan: Plan, context: Context) -> IteratedDual:
+        return IteratedDual(plan.chosen.details, data, plan, context)
 
-    def _trip_seconds(self, products: TileProducts) -> float:
-        """Time in which vectors and sums of one iteration travel between the workers."""
-        rates, slots = self.site.rates, self.site.place.slots
-        if self.site.place.execution != "dask":
-            return 0.0
-        # Workers get the vectors from each other; sums are added in a tree, whose nodes receive FAN_IN of them.
-        hops = log2(max(slots, 2)) + FAN_IN * ceil(log(max(GROUPS_PER_PLACE * slots, 2), FAN_IN))
-        longer = max(0.0, products.itemsize * self.problem.n * self.systems.n_columns - ROUND_TRIP_BYTES)
-        return ROUND_TRIPS_PER_ITERATION * rates.round_trip_seconds + hops * longer / rates.network_bytes
+    def solved(
+        self, systems: IteratedDual, data: TrainingData, plan: Plan, context: Context, start: DualStart | None
+    ) -> Solution:
+        """All λ at once, which a run of the same store resumes; from `start`, or from a newer checkpoint."""
+        with in_terms_of_alpha(np.unique(data.alphas), plan.form, partial(scale_of, data, plan.form)):
+            iteration, groups = systems.iteration(is_deferred=start is not None)
+            if start is None:
+                outcome = resumed(context, iteration, lambda state: systems.iterate(iteration, groups, state))
+                return systems.solution(outcome)
+            first = np.hstack([start.of(system.alpha, system.columns) for system in systems.systems()])
+            outcome = resumed(context, iteration, lambda state: systems.iterate(iteration, groups, state, first))
+            return systems.solution(replace(outcome, messages=(start.note, *outcome.messages)))
 
-    def growth_seconds(self, products: TileProducts, iterations: int) -> tuple[float, Callable[[int], float]]:
-        """Time of one product, and from a rank to the time that one more pivot costs there."""
-        p, rates, slots, m = self.problem, self.site.rates, self.site.place.slots, self.problem.n_right_sides
-        m *= p.n_folds
-        precision = products.precision
-        once = rates.seconds(self.site.product(m, precision, products.kept_fraction(slots))) / slots
-        apply = rates.seconds(partial_apply_work(p.n, 1, m, precision)) / slots
+    def objective(self, data: LabelledData, plan: Plan, context: Context) -> FormObjective:
+        """One partial factor for all systems."""
+        matrix = GramOperator(data, plan.chosen.details, context)
 
-        def build(rank: int) -> float:
-            threads = self.site.resources.local_threads
-            return rates.seconds(self._factor(rank)) + rates.seconds(self._middles(rank), threads)
+        def preconditioners() -> NewtonPreconditioners:
+            if matrix.rank_limit == 0:
+                return NoPreconditioners()
+            shift = CURVATURE_SHIFT[plan.problem.is_softmax] * min(data.alphas)
+            is_enough = pivot_rule(plan, shift, INNER_TOL, plan.problem.n_steps)
+            return ByPartialFactor(matrix.partial_factor(data.weights, pivots_of(plan), is_enough))
 
-        def pivot_seconds(rank: int) -> float:
-            step = max(1, rank // 50)
-            return (build(rank + step) - build(rank)) / step + iterations * apply
-
-        return once, pivot_seconds
-
-
-def growth_seconds(problem: Problem, resources: Resources, chosen: Strategy) -> tuple[float, Callable[[int], float]]:
-    """Time of one product of a plan, and from a rank to the time that one more pivot costs there (dual form)."""
-    details = chosen.details
-    assert isinstance(details, Iterative)
-    iterative = IterativeDual(CostModel(problem, resources, chosen.place), problem.systems, details.rank)
-    return iterative.growth_seconds(details.tile_products, details.iterations)
-
-
-def multiplied_dual(p: Problem, r: Resources) -> Iterator[Strategy]:
-    """Conjugate gradient on K + λW⁻¹: the places, times precisions, times three ranks, times tiles kept."""
-    settings, ranks, least = settings_of(p), priced_ranks(p), KEPT_FRACTIONS[:1]
-    sites = [CostModel(p, r, place) for place in r.caller_and_workers(wants_tiles=p.wants_tiles)]
-    precisions = PRECISIONS[settings.precision]
-
-    def candidates(
-        sites: Sequence[CostModel], precisions: Sequence[Precision], ranks: Sequence[int], fractions: Sequence[float]
-    ) -> list[Strategy]:
-        each = product(sites, precisions, ranks, fractions)
-        return [IterativeDual(site, p.systems, rank).strategy(low, kept) for site, low, rank, kept in each]
-
-    near = ranks
-    if len(ranks) > 3:  # the best in one place, with all memory for tiles, and its neighbours
-        alone = candidates(sites[:1], precisions[-1:], ranks, KEPT_FRACTIONS[-1:])
-        best = min(range(len(ranks)), key=lambda k: (not alone[k].fits, alone[k].seconds))
-        near = ranks[max(0, best - 1) : best + 2]
-    found = candidates(sites, precisions, near, KEPT_FRACTIONS)
-    if settings.rank is None and ranks[0] and not any(c.fits for c in found):
-        # Also without a factor: a limit that is refused is then one that cannot be met.
-        smaller = [*(rank for rank in SMALL_RANKS if rank < ranks[0]), 0]
-        found += candidates(sites, precisions, [rank for rank in ranks if rank < near[0]], KEPT_FRACTIONS)
-        found += candidates(sites, precisions, smaller, least)
-    yield from found
-
-
-def priced_ranks(problem: Problem) -> list[int]:
-    """Ranks of the preconditioner's factor that are compared."""
-    settings = settings_of(problem)
-    if settings.preconditioner is None:
-        return [0]
-    if settings.rank is not None:
-        return [min(settings.rank, problem.n)]
-    return [r for r in PRICED_RANKS if r <= problem.n // 4] or [max(1, problem.n // 4)]
+        return dual_objective(matrix, preconditioners, data, plan, context, mixed=matrix.is_mixed)

@@ -1,330 +1,151 @@
-"""Complete factors of the Gram matrix: a recipe for each loss and precision, the same in memory and in tiles."""
+"""Complete factors of K + λW⁻¹: in float64, exact to rounding, or in float32 with iterations in float64."""
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from functools import partial
-from math import ceil
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from dkrr.blas import BYTES_PER_THREAD
-from dkrr.cost import Work
-from dkrr.fitting.methods.tiles import Cut, Itemsize, cuts
-from dkrr.linalg.cholesky import cholesky_task_bytes
-from dkrr.linalg.dual_objective import VECTORS_HELD
-from dkrr.linalg.float32_tiles import MAX_ROUNDING_RATIO, refining_iterations, rounding_ratio
-from dkrr.linalg.in_memory_cholesky import (
-    ONE_TILE,
-    copy_work,
-    factor_work,
-    factoring_bytes,
-    memory_bytes,
-    memory_grid,
-    solving_work,
-)
-from dkrr.linalg.likelihood import SECONDS_PER_SCORE
-from dkrr.linalg.newton import MIN_SHIFT_RATIO, SECONDS_PER_STEP, SECONDS_PER_STEP_IN_MEMORY
-from dkrr.linalg.products import calls_work
-from dkrr.linalg.residual import uses_symmetry
-from dkrr.linalg.solver_settings import ConjugateGradient
-from dkrr.linalg.substitution import apply_bytes
-from dkrr.planning.problem import Problem, Spectrum
-from dkrr.planning.resources import (
-    CALLER_MARGIN_BYTES,
-    PROCESS_MARGIN_BYTES,
-    RESIDENT_ROWS_FRACTION,
-    Resources,
-    Workplace,
-)
-from dkrr.planning.strategy import Direct, Float32Factor, Strategy, Tiling
-from dkrr.planning.work import CostModel, Recipe, Step
-from dkrr.store import TileGrid
+import numpy as np
 
-KEPT_TIME_FRACTION = 0.95
-"""Fraction of the time below which a second triangle in memory pays."""
-REFINED_TOL = 1e-13
-"""Typical relative residual at the level of rounding."""
-TYPICAL_RATIO = 1e-4
-"""Rounding ratio assumed of kernels whose scale a plan does not know; a fit first looks at the diagonal of K."""
-MIN_FRACTION = 0.1
-"""Fraction of the smallest eigenvalue that a sample suggests, on which a plan relies."""
-MORE_IN_FLOAT32 = 2
-"""Iterations of a Newton step that factors in float32 leave to do, besides those with factors in float64."""
-MAX_TILE = 8192
-"""Tiles are never formed whole, so they may be large; beyond this nothing is gained."""
-TILES_PER_SIDE = (3, 8)
-"""Fewest and most tiles per side of a product in memory: enough for threads to have equal work, and few calls."""
-PRODUCT_TILE = 1250
-"""Rows of a tile between those bounds (measured: 5,000 rows take 20 ms with it, and 24 with 625)."""
-VECTORS = {8: 7, 4: 12}
-"""Arrays of the size of the right-hand sides that a solution in memory holds, by the bytes of an entry of the factor
-(measured: 6.5, with an intercept 7.5; refinement in float64 holds more)."""
-
-# Float32
+from dkrr.fitting.context import Context
+from dkrr.fitting.costs.dual_costs import against_float32, factored_dual
+from dkrr.fitting.data import LabelledData, TrainingData
+from dkrr.fitting.dual_ridge import DirectDual, FactoredDual
+from dkrr.fitting.gram import FactoredGram, Float32Gram
+from dkrr.fitting.methods.dual_form import DualMethod
+from dkrr.fitting.methods.solving import why_place
+from dkrr.fitting.objectives import FormObjective, StepFactors, dual_objective
+from dkrr.fitting.requests import DualStart
+from dkrr.fitting.results import Solution, scale_of
+from dkrr.linalg.condition import worst
+from dkrr.linalg.in_memory_cholesky import ONE_TILE
+from dkrr.linalg.iteration_state import CGOutcome
+from dkrr.linalg.result import in_terms_of_alpha
+from dkrr.planning import Plan
+from dkrr.planning.problem import Problem
+from dkrr.planning.reasons import Reason
+from dkrr.planning.resources import Resources, Workplace
+from dkrr.planning.strategy import Strategy
+from dkrr.text import format_seconds, plural
 
 
-def ratio_of(p: Problem) -> float:
-    """Rounding ratio of K + λI (or of the systems of Newton's method), by λ and an estimate of the spectrum."""
-    shift = min(p.alphas) * (1.0 if p.loss == "squared" else MIN_SHIFT_RATIO)
-    if not p.kernel.has_unit_diagonal:
-        return TYPICAL_RATIO if shift > 0 else 1.0
-    if p.spectrum != Spectrum():
-        shift += MIN_FRACTION * p.n * p.spectrum.eigenvalue(p.n)
-    return rounding_ratio(p.n, shift / (1.0 + shift))
+class DualCholesky(DualMethod):
+    """A factor in float64 for each λ, or in every step of Newton's method."""
+
+    name = "dual, Cholesky"
+    solver = "cholesky"
+    factors_matrix = True
+    folds_by = "factors"
+
+    def recipes(self, p: Problem, r: Resources) -> Iterator[Strategy]:
+        return factored_dual(p, r, 8, self)
+
+    def why(self, c: Strategy, p: Problem, candidates: Sequence[Strategy]) -> list[Reason]:
+        against = against_float32(p) if p.n > ONE_TILE else ""
+        precision = [Reason("float64", f"in float64, since {against}")] if against else []
+        return [*precision, *why_place(c, p, candidates)]
+
+    def systems(self, data: TrainingData, plan: Plan, context: Context) -> DirectDual:
+        return DirectDual(plan.chosen.details, data, plan, context)
+
+    def solved(
+        self,
+        systems: DirectDual,
+        data: TrainingData,
+        plan: Plan,
+        context: Context,  # noqa: ARG002
+        start: DualStart | None,  # noqa: ARG002
+    ) -> Solution:
+        for system in systems.systems():
+            with in_terms_of_alpha([system.alpha], plan.form, partial(scale_of, data, plan.form)):
+                systems.solve(system)
+        return systems.solution()
+
+    def objective(self, data: LabelledData, plan: Plan, context: Context) -> FormObjective:
+        matrix = FactoredGram(data, plan.chosen.details, context)
+        return dual_objective(matrix, lambda: StepFactors(matrix, context), data, plan, context)
 
 
-def against_float32(problem: Problem) -> str:
-    """Reason for solver="auto" not to try float32; empty if it may."""
-    if problem.solver is not None:
-        return ""
-    if problem.n <= ONE_TILE:
-        return f"factors of up to {ONE_TILE:,} rows take less time than iterations with them"
-    ratio = ratio_of(problem)
-    return (
-        "" if ratio <= MAX_ROUNDING_RATIO else f"λ is too small: rounding in float32 may be {min(ratio, 1.0):.1g} of it"
-    )
+class DualFloat32(DualMethod):
+    """A factor in float32, and iterations in float64 with it; one in float64 follows if that breaks down."""
 
+    name = "dual, Cholesky in float32"
+    solver = "float32"
+    factors_matrix = True
 
-def _iterations(p: Problem, itemsize: Itemsize) -> int:
-    """Iterations that a factor leaves to do, for one right-hand side or in one step of Newton's method."""
-    if p.loss == "logistic":
-        return p.newton.inner + (MORE_IN_FLOAT32 if itemsize == 4 else 0)
-    return 0 if itemsize == 8 else refining_iterations(ratio_of(p), _tol(p) or REFINED_TOL)
+    def recipes(self, p: Problem, r: Resources) -> Iterator[Strategy]:
+        return factored_dual(p, r, 4, self)
 
+    def solver_of(self, c: Strategy) -> Literal["cholesky", "cg"]:
+        return "cholesky" if c.details.tol is None else "cg"
 
-def _tol(p: Problem) -> float | None:
-    """Relative residual that a requested iterative solver ends at; None: the level of rounding."""
-    return p.tol if isinstance(p.solver, ConjugateGradient) else None
+    def uses_threads(self, place: Workplace) -> bool:
+        return place.is_memory
 
+    def factor_words(self) -> str:
+        return "Cholesky in float32 and refinement"
 
-# Recipes
-
-
-class FactorUse(NamedTuple):
-    """A use of a matrix or of its factors, in a stage."""
-
-    stage: str
-    is_product: bool
-    """A product with the matrix; otherwise both substitutions with a factor."""
-    times: float
-    m: int
-    """Vectors at once."""
-
-
-def uses(p: Problem, itemsize: Itemsize) -> list[FactorUse]:
-    """Uses that a fit makes of the Gram matrix and its factors, once they exist."""
-    s, n = p.systems, _iterations(p, itemsize)
-    if p.loss == "logistic":  # independent models have products to themselves
-        together, m = (1, p.n_targets) if p.is_softmax else (p.n_targets, 1)
-        return [
-            FactorUse("substitution", False, s.n_factors * (n + 1), 1),
-            FactorUse("conjugate gradient", True, s.n_steps * n * together, m),
-            FactorUse("Newton steps", True, s.n_products * together, m),
-        ]
-    solve, check = ("substitution", "true residual") if itemsize == 8 else 2 * ("conjugate gradient",)
-    m = s.n_right_sides + (1 if itemsize == 8 else 0)  # one more is the probe of the condition number
-    return [FactorUse(solve, False, s.n_factors * (n + 1), m), FactorUse(check, True, s.n_factors * (n + 1), m)]
-
-
-def own_steps(site: CostModel) -> list[Step]:
-    """Steps of Newton's method besides systems and products; empty for a regression."""
-    p = site.problem
-    if p.loss == "squared":
-        return []
-    scores = Work(element_seconds=p.n_steps * p.n * p.n_targets * SECONDS_PER_SCORE)
-    checkpoint = 3 * 8 * p.n * p.n_targets if p.keeps_store else 0
-    steps = Work(written_bytes=p.n_steps * checkpoint, disk_bytes=(1 + len(p.alphas)) * checkpoint)
-    return [
-        Step("likelihood", scores, by="caller"),
-        Step("Newton steps", steps, seconds=p.n_steps * step_seconds(site.place)),
-    ]
-
-
-def step_seconds(place: Workplace) -> float:
-    """Time of every step of Newton's method, however small."""
-    return SECONDS_PER_STEP_IN_MEMORY if place.is_memory else SECONDS_PER_STEP
-
-
-def newton_vectors(p: Problem) -> int:
-    """Vectors as long as the scores in the calling process, and with an intercept its directions in every class."""
-    m = p.n_targets
-    return 8 * p.n * m * (VECTORS_HELD + (2 * m if p.is_softmax and p.fit_intercept else 0))
-
-
-def factored_dual(p: Problem, r: Resources, itemsize: Itemsize) -> Iterator[Strategy]:
-    """Complete factors of the Gram matrix: in memory, then in tiles on disk."""
-    if itemsize == 4 and against_float32(p):
-        return
-    if not p.wants_tiles:
-        yield _dual_in_memory(p, r, itemsize)
-    for cut in cuts(p, r, "dual", partial(_tiled_bytes, itemsize=itemsize)):
-        yield _dual_in_tiles(cut, itemsize)
-
-
-def _strategy(
-    site: CostModel, itemsize: Itemsize, tiling: Tiling, recipe: Recipe, peak: int, *, products_tile: int,
-    keeps_rows: bool = False, keeps_matrix: bool = False,
-) -> Strategy:  # fmt: skip
-    p, n = site.problem, _iterations(site.problem, itemsize)
-    details: Direct | Float32Factor = Direct(
-        tiling=tiling, row_block=products_tile, keeps_matrix=keeps_matrix, keeps_factors=p.uncertainty
-    )
-    if itemsize == 4:
-        details = Float32Factor(
-            tiling=tiling,
-            iterations=n if p.loss == "squared" else n * p.n_steps * (1 if p.is_softmax else p.n_targets),
-            products_tile=products_tile,
-            tol=_tol(p),
-            keeps_rows=keeps_rows,
-            keeps_matrix=keeps_matrix,
+    def solver_words(self, c: Strategy, p: Problem) -> str:  # noqa: ARG002
+        goal = "the level of rounding" if c.details.tol is None else f"a true residual of {c.details.tol:.0e}"
+        return (
+            f"tiled Cholesky in float32, refined in float64 to {goal} by conjugate gradient; about "
+            f"{c.iterations} iterations (an estimate)"
         )
-    stages = site.price(recipe, peak) + (
-        site.held_out(peak, TileGrid(p.n, tiling.tile, tiling.panel)) if details.keeps_factors else ()
+
+    def newton_words(self, c: Strategy) -> tuple[str, str]:
+        in_all = f", {plural(c.iterations, 'iteration')} in all"
+        return "conjugate gradient with factors in float32", in_all
+
+    def why(self, c: Strategy, p: Problem, candidates: Sequence[Strategy]) -> list[Reason]:  # noqa: ARG002
+        if c.details.tol is not None:
+            why = Reason("float32-requested", "conjugate gradient with a factor in float32 was requested")
+        else:
+            text = "a factor in float32, since it takes half the time and space of one in float64"
+            direct = [o.seconds for o in candidates if o.is_direct and o.method != self and not o.refused]
+            if direct:
+                text += f" (about {format_seconds(min(direct))} in all)"
+            why = Reason("float32", text)
+        then = "float64 follows if it breaks down; solver='cholesky' factors in float64 throughout"
+        return [why, Reason("float64-follows", then)]
+
+    def why_kept(self, c: Strategy, p: Problem, candidates: Sequence[Strategy]) -> Reason:  # noqa: ARG002
+        return Reason(
+            "no-factor-kept",
+            "no factor is kept: that of the fit is in float32, and standard deviations take another one in float64, or "
+            "conjugate gradient, when they are first asked for",
+        )
+
+    def systems(self, data: TrainingData, plan: Plan, context: Context) -> FactoredDual:
+        return FactoredDual(plan.chosen.details, data, plan, context)
+
+    def solved(
+        self,
+        systems: FactoredDual,
+        data: TrainingData,
+        plan: Plan,  # noqa: ARG002
+        context: Context,  # noqa: ARG002
+        start: DualStart | None,  # noqa: ARG002
+    ) -> Solution:
+        outcomes = list[CGOutcome]()
+        for system in systems.systems():
+            with in_terms_of_alpha([system.alpha], "dual", partial(scale_of, data, "dual")):
+                outcomes.append(systems.solve(system))
+        return systems.solution(merged(outcomes))
+
+    def objective(self, data: LabelledData, plan: Plan, context: Context) -> FormObjective:
+        matrix = Float32Gram(data, plan.chosen.details, context)
+        return dual_objective(matrix, lambda: StepFactors(matrix, context), data, plan, context)
+
+
+def merged(outcomes: Sequence[CGOutcome]) -> CGOutcome:
+    """Outcomes of several systems as one: the worst status, all residuals, the sum of the iterations."""
+    bad = [o.status for o in outcomes if not o.status.is_good]
+    return CGOutcome(
+        x=outcomes[-1].x,
+        residuals=np.concatenate([o.residuals for o in outcomes]),
+        status=bad[0] if bad else outcomes[-1].status,
+        iterations=sum(o.iterations for o in outcomes),
+        rank=0,
+        history=tuple(h for o in outcomes for h in o.history),
+        messages=tuple(m for o in outcomes for m in o.messages),
+        condition=worst([o.condition for o in outcomes]),
     )
-    return Strategy(form="dual", place=site.place, details=details, stages=stages, n_steps=newton_steps(p))
-
-
-def newton_steps(p: Problem) -> int:
-    """Steps of Newton's method; 0 for a regression."""
-    return p.n_steps if p.loss == "logistic" else 0
-
-
-# In memory
-
-
-def _dual_in_memory(p: Problem, r: Resources, itemsize: Itemsize) -> Strategy:
-    """Factors in the calling process; the matrix beside them where forming it again takes longer."""
-    site = CostModel(p, r, r.in_caller("memory", r.local_threads))
-    if p.loss == "logistic" or (itemsize == 8 and p.n <= ONE_TILE):
-        return _whole(site, itemsize, keeps=True)
-    again = _whole(site, itemsize, keeps=False)
-    if itemsize == 4:
-        return again
-    kept = _whole(site, itemsize, keeps=True)
-    pays = kept.seconds < KEPT_TIME_FRACTION * again.seconds and kept.peak_bytes <= kept.limit_bytes
-    return kept if pays else again
-
-
-def _whole(site: CostModel, itemsize: Itemsize, *, keeps: bool) -> Strategy:
-    """Lower triangle in the calling process, of the matrix, its factor or both."""
-    p, grid = site.problem, memory_grid(site.problem.n)
-    tile = grid.tile if keeps or itemsize == 8 else products_tile(p.n)
-    by: Literal["tasks", "blas"] = "blas" if grid.n_tiles == 1 else "tasks"
-    low = itemsize == 4 and p.kernel.has_unit_diagonal
-    triangle = site.forming(p.n * (p.n + 1) / 2, "float32" if low and not keeps else "float64")
-
-    def used(use: FactorUse) -> Step:
-        stage = "factorisation" if use.stage == "substitution" and p.loss == "squared" else use.stage
-        if use.is_product and not keeps:
-            return Step(stage, site.product(use.m) + calls_work(p.n, tile), use.times)
-        # Factors in float32 are applied by threads, each to its part.
-        applied: Literal["tasks", "blas"] = "tasks" if itemsize == 4 and not use.is_product else "blas"
-        return Step(stage, solving_work(p.n, use.m, 8 if use.is_product else itemsize), use.times, applied)
-
-    n_factors, fresh = p.systems.n_factors, Work(fresh_bytes=memory_bytes(grid, keeps=keeps) * itemsize / 8)
-    recipe = [
-        *site.loaded(),
-        Step("Gram matrix", triangle, 1 if keeps else 0, by),
-        *site.compared(),
-        Step("factorisation", factor_work(grid, itemsize), n_factors, "blas"),
-        Step("factorisation", triangle, 0 if keeps else n_factors, by),
-        Step("factorisation", copy_work(p.n), n_factors if keeps else 0, "caller"),
-        Step("factorisation", fresh, n_factors if p.is_softmax else 1, "caller"),
-        *map(used, uses(p, itemsize)),
-        *own_steps(site),
-    ]
-    peak = _whole_bytes(site, grid, itemsize, tile, keeps=keeps)
-    tiling, tile = Tiling(grid.tile, grid.panel), p.n if itemsize == 8 else tile
-    return _strategy(site, itemsize, tiling, recipe, peak, products_tile=tile, keeps_matrix=keeps)
-
-
-def products_tile(n: int) -> int:
-    """Rows of a tile of a product in memory."""
-    n_tiles = min(max(ceil(n / PRODUCT_TILE), TILES_PER_SIDE[0]), TILES_PER_SIDE[1])
-    return min(ceil(n / n_tiles), MAX_TILE)
-
-
-def _whole_bytes(site: CostModel, grid: TileGrid, itemsize: Itemsize, tile: int, *, keeps: bool) -> int:
-    """Memory of the calling process with a factor of the Gram matrix in it, and perhaps the matrix beside it."""
-    p, threads, m = site.problem, site.resources.local_threads, site.problem.n_right_sides + 1
-    is_one, one = grid.n_tiles == 1, memory_bytes(grid, keeps=False)
-    if itemsize == 8 and not p.is_softmax:  # a factor shares the squares on the diagonal with the matrix
-        matrices = memory_bytes(grid, keeps=keeps) + (len(p.alphas) - 1 if p.uncertainty else 0) * one
-    else:
-        matrices = (one if keeps else 0) + one * itemsize // 8 * (p.n_targets if p.is_softmax else 1)
-    n_vectors = VECTORS[itemsize] + (int(p.fit_intercept) + int(not p.y_in_memory) if itemsize == 8 else 0)
-    vectors = n_vectors * 8 * p.n * m + (newton_vectors(p) if p.loss == "logistic" else 0)
-    each = site.forming_bytes(grid.tile)
-    if not keeps and (itemsize == 4 or uses_symmetry(grid, m)):
-        # Each group of tiles has a sum, which waits to be added.
-        each = max(each + (8 * grid.tile**2 if itemsize == 4 else 0), site.product_bytes(tile, m))
-    elif not keeps:
-        each += 8 * grid.tile**2 + 8 * 8 * grid.tile * m
-    held = site.loaded_bytes() + matrices + vectors + (1 if is_one and keeps else threads) * each
-    held += factoring_bytes(grid, m, threads, 8 if keeps else itemsize)
-    # Newton's method leaves more behind (measured: 3 MiB above what is counted, with factors in float32).
-    return site.peak(held, 0, CALLER_MARGIN_BYTES if p.loss == "squared" else PROCESS_MARGIN_BYTES)
-
-
-# In tiles
-
-
-def _dual_in_tiles(cut: Cut, itemsize: Itemsize) -> Strategy:
-    """Factors in tiles on disk; K is formed tile by tile where it is used."""
-    site, grid, p = cut.site, cut.grid, cut.site.problem
-    s, x_read, rows = p.systems, cut.rows_read(), p.n * p.bytes_of_row
-    is_ridge = p.loss == "squared"
-    # In float32 products follow one after the other: X stays where it is small.
-    is_small = p.stored_bytes <= site.place.limit_bytes * RESIDENT_ROWS_FRACTION
-    keeps_rows = itemsize == 4 and is_ridge and is_small and cut.peak + rows <= site.place.usable_bytes
-    read_again = 0.0 if keeps_rows else x_read
-    peak = cut.peak + (rows if keeps_rows else 0)
-
-    def used(use: FactorUse) -> Step:
-        if not use.is_product:
-            once = is_ridge and itemsize == 8
-            if once:
-                return cut.substituted(use.m, use.times, n_stored)
-            return cut.applied(use.stage, use.m, itemsize, use.times)
-        if itemsize == 4 or not is_ridge:
-            return Step(use.stage, replace(site.product(use.m), row_bytes=read_again), use.times)
-        # The residual has a task for each row of tiles, and without symmetry reads the rows of every tile twice.
-        is_mirrored, places = uses_symmetry(grid, use.m), min(site.place.slots, grid.n_tiles)
-        work = site.product(use.m, is_mirrored=is_mirrored)
-        seconds = site.rates.seconds(work) / places
-        work = replace(work, row_bytes=read_again * (1.0 if is_mirrored else 2.0 - 1.0 / grid.n_tiles))
-        return Step(use.stage, work, use.times, seconds=seconds)
-
-    n_stored = len(p.alphas) if p.uncertainty and itemsize == 8 else s.n_stored
-    form_seconds = site.rates.seconds(site.forming(float(grid.tile**2), "float32" if itemsize == 4 else "float64"))
-    n_stored = p.n_targets if p.is_softmax else n_stored
-    once = p.stored_bytes * site.place.n_workers if keeps_rows else 0
-    recipe = [
-        *site.shared(),
-        cut.factored(form_seconds, n_stored, itemsize)._replace(times=s.n_factors),
-        Step("factorisation", Work(row_bytes=x_read), s.n_factors),
-        Step("factorisation", Work(row_bytes=once)),
-        *map(used, uses(p, itemsize)),
-        *own_steps(site),
-    ]
-    return _strategy(site, itemsize, cut.tiling, recipe, peak, products_tile=grid.tile, keeps_rows=keeps_rows)
-
-
-def _tiled_bytes(site: CostModel, grid: TileGrid, *, itemsize: Itemsize) -> int:
-    """Memory of a process that factors K in tiles, in float64 where float32 breaks down.
-
-    The calling process holds the scores of a classification, and applies the factors unless a cluster does.
-    """
-    p, place, r = site.problem, site.place, site.resources
-    m = p.systems.n_right_sides + 1
-    each = cholesky_task_bytes(grid, m, site.forming_bytes(grid.tile) + 2 * p.read_overhead_bytes)
-    if p.is_sparse and uses_symmetry(grid, m):
-        # The residual forms no tile, but keeps a transposed panel for every square on the diagonal.
-        each = max(each, site.product_bytes(grid.tile, m) + 2 * p.read_overhead_bytes)
-    if p.loss == "squared":
-        return site.peak(0, each + (4 * 8 * p.n * (m - 1) if itemsize == 4 else 0))
-    peak = site.peak(0, each + 4 * 8 * p.n * p.n_targets)
-    caller = newton_vectors(p) + apply_bytes(grid, p.n_targets, itemsize, r.local_threads)
-    if place.execution != "dask":
-        return peak + caller
-    here = r.local_baseline_bytes + caller + r.local_threads * BYTES_PER_THREAD + PROCESS_MARGIN_BYTES
-    return peak if r.cluster_is_running else max(peak, here)

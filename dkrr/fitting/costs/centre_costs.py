@@ -1,44 +1,20 @@
-"""Nyström centres, which the calling process draws before the work of a plan."""
+"""The price of Nyström centres, which the calling process draws before the work of a plan."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
-from dkrr.cost import Stage, Work
-from dkrr.kernels.kernel_features import parts_of
+from dkrr.cost import Work
+from dkrr.kernels.kernel_features import is_drawn, parts_of
 from dkrr.kernels.nystroem import Nystroem, whitened_bytes, whitened_flops
 from dkrr.linalg.pivoted_cholesky import choice_bytes, choice_work, n_candidates
+from dkrr.planning.drawing import Drawing
 from dkrr.planning.problem import Problem
-from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import Resources
 from dkrr.planning.work import CostModel, Step
-from dkrr.text import format_bytes, format_seconds, plural
 
 DRAWING = "drawing centres"
 """Stage of a fit."""
 ROW_COPIES = 3
 """Copies of rows that are taken from a file or a store."""
-
-
-class Drawing(NamedTuple):
-    """Projected cost of drawing all centres of a kernel."""
-
-    stage: Stage
-    """Its peak is that of the calling process."""
-    n_centres: int
-    is_uniform: bool
-    """No centre needs more than its own row."""
-
-    def reason(self) -> Reason:
-        """Reason of a plan that states this cost."""
-        cost = f"about {format_seconds(self.stage.seconds)}, at most {format_bytes(self.stage.peak_bytes)}"
-        count = plural(self.n_centres, "centre")
-        return Reason("centres-drawn", f"the calling process draws {count} of Nystroem before the fit: {cost}")
-
-
-def drawing_reasons(reasons: Sequence[Reason]) -> list[Reason]:
-    """Reasons that state the cost of drawing centres."""
-    return [reason for reason in reasons if reason.code == "centres-drawn"]
 
 
 def drawing_of(p: Problem, r: Resources) -> Drawing | None:
@@ -62,4 +38,5 @@ def drawing_of(p: Problem, r: Resources) -> Drawing | None:
             work += Work(row_bytes=0.0 if p.x_in_memory else p.stored_bytes)
         held += 8 * m**2 + 2 * p.largest_rows_bytes(m)  # a map that is ready stays while the next one is drawn
     (stage,) = site.price([Step(DRAWING, work, 1, "blas")], site.peak(most, 0))
-    return Drawing(stage, sum(phi.n_components for phi in maps), all(phi.pivots == "uniform" for phi in maps))
+    is_uniform = all(phi.pivots == "uniform" for phi in maps)
+    return Drawing(stage, sum(phi.n_components for phi in maps), is_uniform, is_done=not is_drawn(p.kernel))
