@@ -18,7 +18,8 @@ from benchmarks.candidates import admissible, best_of_kinds, is_same, kind, kind
 from benchmarks.cases import Case, command, memory_of_first_plan, surroundings
 from dkrr.linalg.preconditioners import estimated_spectrum
 from dkrr.linalg.products import Precision
-from dkrr.planning import Plan, Strategy, calibration, detection
+from dkrr.machine import calibration, detection
+from dkrr.planning import Plan, Strategy
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Rates
 from dkrr.planning.searches import SelectionPlan

@@ -53,10 +53,10 @@ from dkrr.kernels.fourier_grid import grid_columns
 from dkrr.kernels.kernel_features import feature_map, is_drawn, refuse_more_components_than_rows
 from dkrr.kernels.names import candidate_grid, candidate_settings, warn_of_unused
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
+from dkrr.machine.calibration import measured_plan
+from dkrr.machine.detection import detect
+from dkrr.machine.measures import with_measured_kernel
 from dkrr.planning import Plan
-from dkrr.planning.calibration import measured_plan
-from dkrr.planning.detection import detect
-from dkrr.planning.measures import with_measured_kernel
 from dkrr.planning.predictions import PredictionPlan
 from dkrr.planning.problem import Problem
 from dkrr.planning.searches import SelectionPlan

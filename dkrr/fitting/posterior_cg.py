@@ -42,7 +42,7 @@ from dkrr.linalg.products import Operator, column_sizes
 from dkrr.linalg.quadrature import LanczosTrace
 from dkrr.linalg.result import Status, in_terms_of_alpha
 from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, BoundedSolution, ResidualBounds, VarianceBounds, variance_bounds
-from dkrr.planning.detection import detect
+from dkrr.machine.detection import detect
 from dkrr.planning.problem import Problem
 from dkrr.planning.strategy import Iterative
 from dkrr.planning.uncertainty import UncertaintyPlan, plan_iterations

@@ -37,8 +37,8 @@ from dkrr.linalg.result import in_terms_of_alpha
 from dkrr.linalg.solver_settings import Cholesky
 from dkrr.linalg.triangle import TriangleRows, kept_factor
 from dkrr.linalg.variance_bounds import VarianceBounds
+from dkrr.machine.detection import detect
 from dkrr.planning import Plan
-from dkrr.planning.detection import detect
 from dkrr.planning.predictions import FactorSize, is_kept_in_memory, is_read_by_workers, room_for
 from dkrr.planning.strategy import Direct
 from dkrr.store import TileGrid

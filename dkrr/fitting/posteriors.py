@@ -41,8 +41,8 @@ from dkrr.kernels.kernel_features import feature_map, parts_of
 from dkrr.linalg.held_out import folds_flops
 from dkrr.linalg.posterior import takes_second_sweep
 from dkrr.linalg.variance_bounds import VarianceBounds
+from dkrr.machine.detection import detect
 from dkrr.planning import Plan
-from dkrr.planning.detection import detect
 from dkrr.planning.predictions import (
     ROWS_TOGETHER,
     Deviations,

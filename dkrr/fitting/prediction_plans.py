@@ -16,8 +16,8 @@ from dkrr.fitting.context import QUIET_SECONDS
 from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.posteriors import Posteriors
 from dkrr.fitting.prediction import Advance
-from dkrr.planning.detection import detect
-from dkrr.planning.measures import with_measured_kernel
+from dkrr.machine.detection import detect
+from dkrr.machine.measures import with_measured_kernel
 from dkrr.planning.predictions import (
     Deviations,
     Prediction,

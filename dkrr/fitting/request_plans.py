@@ -18,11 +18,11 @@ from dkrr.kernels.fourier_grid import grid_columns
 from dkrr.kernels.kernel_features import is_drawn, refuse_more_components_than_rows
 from dkrr.linalg.preconditioners import MAX_SAMPLE_BYTES, MIN_SAMPLED_ROWS, SAMPLE, estimated_spectrum
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
+from dkrr.machine.calibration import measured_plan
+from dkrr.machine.detection import detect
+from dkrr.machine.measures import with_measured_kernel
 from dkrr.planning import Plan
-from dkrr.planning.calibration import measured_plan
-from dkrr.planning.detection import detect
 from dkrr.planning.explain import is_soon_done
-from dkrr.planning.measures import with_measured_kernel
 from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Because, Problem, Spectrum
 from dkrr.planning.reasons import NO_REASON, Reason

@@ -21,8 +21,8 @@ from dkrr.fitting.request_plans import with_spectrum
 from dkrr.fitting.requests import Settings
 from dkrr.kernels.fourier_grid import SERIES_ROUNDING, grid_columns
 from dkrr.kernels.nonuniform import is_available
+from dkrr.machine.measures import with_measured_kernel
 from dkrr.planning import Plan
-from dkrr.planning.measures import with_measured_kernel
 from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import Reason

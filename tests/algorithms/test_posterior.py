@@ -196,7 +196,7 @@ def test_answers_do_not_depend_on_what_was_asked_before(data, iterates, solver, 
 def test_a_factor_that_takes_memory_does_not_change_what_is_planned(data, monkeypatch):
     model, expected = KernelRidge(kernel=KERNEL).fit(data.X, data.y), KernelRidge(kernel=KERNEL).fit(data.X, data.y)
     model.loo_residuals()
-    monkeypatch.setattr("dkrr.planning.detection.available_bytes", lambda _: 0)
+    monkeypatch.setattr("dkrr.machine.detection.available_bytes", lambda _: 0)
     std = model.predict(data.X_new, return_std=True)[1]
     monkeypatch.undo()
     assert_array_equal(std, expected.predict(data.X_new, return_std=True)[1])

@@ -15,13 +15,14 @@ import dkrr
 from dkrr.cli import dkrr as command
 from dkrr.cluster.worker_settings import WorkerReport
 from dkrr.errors import InputError
-from dkrr.planning import calibration
-from dkrr.planning import profile as profiles
-from dkrr.planning.calibration import calibrate, measured_plan
-from dkrr.planning.detection import describe, detect, known_rates
-from dkrr.planning.measures import best_seconds, measure_store
+from dkrr.machine import calibration
+from dkrr.machine import profile as profiles
+from dkrr.machine.calibration import calibrate, measured_plan
+from dkrr.machine.detection import describe, detect, known_rates
+from dkrr.machine.measures import best_seconds, measure_store
+from dkrr.machine.profile import load_profile, machine_fingerprint, record_baseline, save_profile
+from dkrr.planning import Profile
 from dkrr.planning.plan import RATES
-from dkrr.planning.profile import Profile, load_profile, machine_fingerprint, record_baseline, save_profile
 from dkrr.planning.resources import WORKER_BASELINE_BYTES, Rates
 from dkrr.store.zarr_arrays import create_array
 from tests.cluster.clients import all_released
@@ -198,7 +199,7 @@ def test_what_cannot_be_kept_is_refused_before_the_work(tmp_path):
 def test_a_read_that_another_cache_served_is_not_the_disks(tmp_path, monkeypatch, cold, is_measured):
     """The host of a virtual machine has in memory what was just written, and the disk's own rate cannot be measured."""
     times = iter([0.1, 0.1, cold])
-    monkeypatch.setattr("dkrr.planning.measures._timed", lambda function: next(times))
+    monkeypatch.setattr("dkrr.machine.measures._timed", lambda function: next(times))
     found = measure_store(str(tmp_path))
     assert ("cold_read_bytes" in found) == is_measured
     assert found.get("cold_read_bytes", 0.0) <= found["read_bytes"] / 2
@@ -207,7 +208,7 @@ def test_a_read_that_another_cache_served_is_not_the_disks(tmp_path, monkeypatch
 @pytest.mark.parametrize(("each", "calls"), [(0.3, 4), (0.9, 3), (1.4, 3), (2.9, 2), (3.1, 1)])
 def test_calls_are_repeated_within_three_times_the_time_and_slow_ones_do_not_count(monkeypatch, each, calls):
     timed = Mock(side_effect=[each] * 9)
-    monkeypatch.setattr("dkrr.planning.measures._timed", timed)
+    monkeypatch.setattr("dkrr.machine.measures._timed", timed)
     assert best_seconds(int, 1.0) == each and timed.call_count == calls
     timed.side_effect = [1.0, 1.0, 50.0, 1.0, 60.0, 1.0, 1.0, 70.0]
     assert best_seconds(int, 180.0) == 1.0

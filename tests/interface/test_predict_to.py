@@ -19,7 +19,7 @@ import dkrr
 from dkrr.data.transformers import TransformedRows
 from dkrr.errors import InputError, MemoryLimitError, NotFiniteError, StoreError
 from dkrr.fitting import prediction_plans as predictions_out
-from dkrr.planning.detection import detect
+from dkrr.machine.detection import detect
 from dkrr.planning.predictions import plan_prediction
 from dkrr.solvers import ConjugateGradient, RPCholesky
 from dkrr.store.places import place_at

@@ -12,7 +12,7 @@ import pytest
 import dkrr
 from dkrr.errors import InputError, MemoryLimitError
 from dkrr.kernels import RBF
-from dkrr.planning import detection
+from dkrr.machine import detection
 from dkrr.planning.problem import Spectrum
 from dkrr.planning.reasons import codes_of
 from dkrr.planning.searches import SelectionPlan

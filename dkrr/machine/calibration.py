@@ -22,8 +22,8 @@ from dkrr.cluster.folders import private_folder
 from dkrr.cluster.process import ambient_client, resident_bytes
 from dkrr.config import setting, temporary_directory
 from dkrr.errors import InputError
-from dkrr.planning.detection import fingerprint_of, local_workers, rates_at, reports_of
-from dkrr.planning.measures import (
+from dkrr.machine.detection import fingerprint_of, local_workers, rates_at, reports_of
+from dkrr.machine.measures import (
     CORE_BYTES,
     N_CHUNKS,
     QUICK_CHUNKS,
@@ -32,12 +32,7 @@ from dkrr.planning.measures import (
     measure_store,
     on_threads,
 )
-from dkrr.planning.plan import Plan
-from dkrr.planning.planner import make_plan
-from dkrr.planning.problem import Problem
-from dkrr.planning.profile import (
-    Fingerprint,
-    Profile,
+from dkrr.machine.profile import (
     cluster_fingerprint,
     create_profile_folder,
     keep_profile,
@@ -46,7 +41,10 @@ from dkrr.planning.profile import (
     median_rates,
     save_profile,
 )
-from dkrr.planning.resources import Rates, Resources
+from dkrr.planning.plan import Plan
+from dkrr.planning.planner import make_plan
+from dkrr.planning.problem import Problem
+from dkrr.planning.resources import Fingerprint, Profile, Rates, Resources
 
 LONG_SECONDS = 4.0
 """Projected time of a fit above which the measurement is worth its half a second."""

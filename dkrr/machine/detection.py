@@ -23,8 +23,7 @@ from dkrr.cluster.process import (
 from dkrr.cluster.worker_settings import WorkerReport
 from dkrr.config import check_settings, setting, temporary_directory
 from dkrr.errors import InputError, StoreError
-from dkrr.planning.profile import (
-    Fingerprint,
+from dkrr.machine.profile import (
     cluster_fingerprint,
     is_saved,
     load_profile,
@@ -38,6 +37,7 @@ from dkrr.planning.resources import (
     CLUSTER_FRACTION,
     LOCAL_FRACTION,
     WORKER_BASELINE_BYTES,
+    Fingerprint,
     Rates,
     RatesFrom,
     Resources,

@@ -16,7 +16,7 @@ import sysconfig
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,68 +31,16 @@ from dkrr.cluster.process import read_system_file, usable_cores
 from dkrr.cluster.worker_settings import WorkerReport
 from dkrr.config import setting
 from dkrr.errors import InputError
-from dkrr.planning.resources import Rates
+from dkrr.planning.resources import PROFILE_FORMAT, Fingerprint, Profile, Rates
 from dkrr.store.paths import local_path
 from dkrr.store.places import place_at
 
-PROFILE_FORMAT = 3
 WHERE_PROFILES_GO = (
     "Set the environment variable XDG_CACHE_HOME or DASK_DKRR__PROFILE_DIRECTORY, or dkrr.profile-directory in Dask's "
     "configuration, to a folder that can be written to"
 )
 
 T = TypeVar("T")
-Fingerprint = dict[str, Any]
-"""Values of JSON that must be the same for measured rates to hold."""
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Result of ``dkrr calibrate``, or of the quick measurement before the first long fit.
-
-    Attributes
-    ----------
-    fingerprint : dict
-        What the rates are of: processor, cores, BLAS, versions of NumPy and SciPy.
-    time : str
-        When it was measured, ISO 8601.
-    rates : Rates
-        Medians over the workers: operations and bytes per second.
-    workers : tuple of dict
-        Measurements of every worker.
-    folder : str
-        Folder whose bandwidth was measured; empty: that of the store is a default.
-    seconds : float
-        Time that the measurements took, in seconds.
-    other_cores_busy : float
-        Cores that other programs kept busy just before: a profile taken beside them is too slow.
-    is_quick : bool
-        Measured in a moment before a fit: some rates are defaults, and ``dkrr calibrate`` replaces it.
-
-    See Also
-    --------
-    dkrr.calibrate : Measure this machine for plans.
-
-    Examples
-    --------
-    >>> import dkrr
-    >>> profile = dkrr.calibrate()  # doctest: +SKIP
-    >>> print(f"{profile.rates.gemm_flops:.2g} operations per second")  # doctest: +SKIP
-    5.1e+10 operations per second
-    """
-
-    fingerprint: Fingerprint
-    time: str
-    rates: Rates
-    workers: tuple[dict[str, Any], ...] = ()
-    folder: str = ""
-    seconds: float = 0.0
-    other_cores_busy: float = 0.0
-    is_quick: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Values of JSON."""
-        return {"format": PROFILE_FORMAT} | asdict(self)
 
 
 def machine_fingerprint() -> Fingerprint:
