@@ -1,4 +1,4 @@
-"""Plans of predictions by a fitted function: its sizes and those of new rows, for `planning.predictions`."""
+"""Plans of predictions by a fitted function: its sizes and those of new rows, for `fitting.prediction_costs`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,16 +16,10 @@ from dkrr.fitting.context import QUIET_SECONDS
 from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.posteriors import Posteriors
 from dkrr.fitting.prediction import Advance
+from dkrr.fitting.prediction_costs import is_read_by_workers, plan_prediction
 from dkrr.machine.detection import detect
 from dkrr.machine.measures import with_measured_kernel
-from dkrr.planning.predictions import (
-    Deviations,
-    Prediction,
-    PredictionPlan,
-    is_read_by_workers,
-    plan_prediction,
-    power_of_two,
-)
+from dkrr.planning.predictions import Deviations, Prediction, PredictionPlan, power_of_two
 from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import Reason
 from dkrr.text import format_bytes, plural

@@ -299,6 +299,11 @@ class Problem:
         return Cholesky() if self.layout.solver == "cholesky" else ConjugateGradient()
 
     @property
+    def iteration_settings(self) -> ConjugateGradient:
+        """Settings of conjugate gradient: the user's, or the defaults."""
+        return self.solver if isinstance(self.solver, ConjugateGradient) else ConjugateGradient()
+
+    @property
     def n_right_sides(self) -> int:
         """Columns of the systems: the targets, and the ones of an intercept in the dual form."""
         return self.n_targets + (1 if self.fit_intercept and self.loss == "squared" else 0)
