@@ -22,7 +22,7 @@ from dkrr.cluster.folders import private_folder
 from dkrr.cluster.process import ambient_client, resident_bytes
 from dkrr.config import setting, temporary_directory
 from dkrr.errors import InputError
-from dkrr.machine.detection import fingerprint_of, local_workers, rates_at, reports_of
+from dkrr.machine.detection import fingerprint_of, load_profile, local_workers, rates_at, reports_of
 from dkrr.machine.measures import (
     CORE_BYTES,
     N_CHUNKS,
@@ -36,7 +36,6 @@ from dkrr.machine.profile import (
     cluster_fingerprint,
     create_profile_folder,
     keep_profile,
-    load_profile,
     machine_fingerprint,
     median_rates,
     save_profile,
@@ -96,7 +95,9 @@ def _newly_measured(plan: Plan) -> Resources | None:
     keep_profile(profile)
     # The measurement leaves some memory to the process: buffers of BLAS, and what the allocator keeps.
     held = max(resources.local_baseline_bytes, resident_bytes())
-    return replace(resources, local_baseline_bytes=held, **rates_at(fingerprint, resources.store, resources.rows))
+    return replace(
+        resources, local_baseline_bytes=held, **rates_at(profile, setting("rates"), resources.store, resources.rows)
+    )
 
 
 def _of_machine(fingerprint: Fingerprint, known: Profile | None, plan: Plan) -> Profile | None:

@@ -14,13 +14,14 @@ from click.testing import CliRunner
 import dkrr
 from dkrr.cli import dkrr as command
 from dkrr.cluster.worker_settings import WorkerReport
+from dkrr.config import setting
 from dkrr.errors import InputError
 from dkrr.machine import calibration
 from dkrr.machine import profile as profiles
 from dkrr.machine.calibration import calibrate, measured_plan
-from dkrr.machine.detection import describe, detect, known_rates
+from dkrr.machine.detection import describe, detect, known_rates, load_profile, recorded_baseline
 from dkrr.machine.measures import best_seconds, measure_store
-from dkrr.machine.profile import load_profile, machine_fingerprint, record_baseline, save_profile
+from dkrr.machine.profile import machine_fingerprint, record_baseline, save_profile
 from dkrr.planning import Profile
 from dkrr.planning.plan import RATES
 from dkrr.planning.resources import WORKER_BASELINE_BYTES, Rates
@@ -303,7 +304,7 @@ def test_configuration_goes_before_what_was_measured():
     given = {"gemm-gflops": 14.0, "read-gbytes": 1.0, "write-gbytes": 0.25, "cold-read-gbytes": 0.1}
     given["task-seconds"] = 0.5
     with dask.config.set({f"dkrr.rates.{name}": value for name, value in given.items()}):
-        rates, rates_from = known_rates(machine_fingerprint())
+        rates, rates_from = known_rates(load_profile(machine_fingerprint()), setting("rates"))
     assert rates_from == "configuration"
     assert (rates.gemm_flops, rates.read_bytes, rates.write_bytes, rates.task_seconds) == (14e9, 1e9, 0.25e9, 0.5)
     assert rates.cold_read_bytes == 0.1e9
@@ -333,12 +334,12 @@ def test_medians_over_workers():
 
 
 def test_what_new_workers_hold_is_kept_for_the_environment_it_was_measured_in_and_planned_with():
-    assert profiles.recorded_baseline() == 0
+    assert recorded_baseline(setting("profile-directory")) == 0
     assert detect("1GiB", None).worker_baseline_bytes == WORKER_BASELINE_BYTES
     record_baseline(240 * MIB)
-    assert profiles.recorded_baseline() == detect("1GiB", None).worker_baseline_bytes == 240 * MIB
+    assert recorded_baseline(setting("profile-directory")) == detect("1GiB", None).worker_baseline_bytes == 240 * MIB
     with dask.config.set({"distributed.worker.preload": ["another"]}):
-        assert profiles.recorded_baseline() == 0, "another environment"
+        assert recorded_baseline(setting("profile-directory")) == 0, "another environment"
 
 
 EACH = profiles.BUCKET_BYTES
