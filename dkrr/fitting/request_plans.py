@@ -18,7 +18,7 @@ from dkrr.kernels.fourier_grid import grid_columns
 from dkrr.kernels.kernel_features import is_drawn, refuse_more_components_than_rows
 from dkrr.linalg.preconditioners import MAX_SAMPLE_BYTES, MIN_SAMPLED_ROWS, SAMPLE, estimated_spectrum
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
-from dkrr.machine.calibration import measured_plan
+from dkrr.machine.calibration import newly_measured
 from dkrr.machine.detection import detect
 from dkrr.machine.measures import with_measured_kernel
 from dkrr.planning import Plan
@@ -108,6 +108,22 @@ def plan_of_sums(request: FitRequest) -> tuple[FitRequest, Plan]:
     stages = [replace(one, peak_bytes=one.peak_bytes + more) for one in stages]
     chosen = replace(in_memory, stages=tuple(stages), refused=NO_REASON)
     return request, replace(plan, chosen=chosen, rejected=tuple(one for one in plan.rejected if one is not in_memory))
+
+
+def measured_plan(problem: Problem, resources: Resources, plan: Plan | None = None) -> Plan:
+    """Cheapest plan, made again with measured rates if the fit is long and nothing was measured here.
+
+    `plan` is the one with the rates of `resources`, if it was made already.
+
+    Raises
+    ------
+    PlanError
+        If none stays within the limits.
+    """
+    plan = make_plan(problem, resources) if plan is None else plan
+    while (measured := newly_measured(plan)) is not None:
+        plan = make_plan(problem, measured)
+    return plan
 
 
 def plan_in_box(problem: Problem, resources: Resources, box: Box) -> Plan:

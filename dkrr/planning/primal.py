@@ -8,9 +8,9 @@ from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
 from dkrr.errors import PlanError
 from dkrr.linalg.cholesky import cholesky_task_bytes, factor_bytes
-from dkrr.linalg.dual_objective import VECTORS_HELD
 from dkrr.linalg.in_memory_cholesky import copy_work, factor_work, memory_bytes, memory_grid, solving_work
 from dkrr.linalg.likelihood import SECONDS_PER_SCORE
+from dkrr.linalg.newton import VECTORS_HELD
 from dkrr.linalg.normal import TARGET_COPIES, normal_work, parts_for_folds, row_block, stream_work
 from dkrr.linalg.primal_objective import MAX_MATRIX_SIDE
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient

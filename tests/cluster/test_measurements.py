@@ -16,9 +16,10 @@ from dkrr.cli import dkrr as command
 from dkrr.cluster.worker_settings import WorkerReport
 from dkrr.config import setting
 from dkrr.errors import InputError
+from dkrr.fitting.request_plans import measured_plan
 from dkrr.machine import calibration
 from dkrr.machine import profile as profiles
-from dkrr.machine.calibration import calibrate, measured_plan
+from dkrr.machine.calibration import calibrate
 from dkrr.machine.detection import describe, detect, known_rates, load_profile, recorded_baseline
 from dkrr.machine.measures import best_seconds, measure_store
 from dkrr.machine.profile import machine_fingerprint, record_baseline, save_profile
