@@ -19,7 +19,8 @@ from benchmarks.cases import Case, command, memory_of_first_plan, surroundings
 from dkrr.fitting.costs.details import Iterative
 from dkrr.linalg.preconditioners import estimated_spectrum
 from dkrr.linalg.products import Precision
-from dkrr.planning import Plan, Strategy, calibration, detection
+from dkrr.machine import calibration, detection
+from dkrr.planning import Plan, Strategy
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Rates
 from dkrr.planning.searches import SelectionPlan
@@ -163,8 +164,8 @@ def rate_times(name: str, factor: float) -> Iterator[None]:
     """Context in which plans are made with one rate multiplied by `factor`; no other rate is measured."""
     known, entry_time = detection.known_rates, Problem.entry_time
 
-    def known_rates(fingerprint: Any) -> Any:
-        rates, rates_from = known(fingerprint)
+    def known_rates(profile: Any, given: Any) -> Any:
+        rates, rates_from = known(profile, given)
         return replace(rates, **{name: factor * getattr(rates, name)}), rates_from
 
     def slower(problem: Problem, precision: Precision = "float64") -> float:

@@ -192,9 +192,11 @@ def _memory(plan: Plan, held: int) -> str:
 def _note(ready: int, planned: int) -> None:
     """Keep what workers hold for the next plan: where it is more than planned for, or much less than was kept."""
     # Not at the top: workers import this module, and detect nothing.
-    from dkrr.planning.profile import record_baseline, recorded_baseline
+    from dkrr.config import setting
+    from dkrr.machine.detection import recorded_baseline
+    from dkrr.machine.profile import record_baseline
 
-    if ready > planned or MUCH_LESS * ready < recorded_baseline():
+    if ready > planned or MUCH_LESS * ready < recorded_baseline(setting("profile-directory")):
         record_baseline(ready)
 
 

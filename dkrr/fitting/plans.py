@@ -31,7 +31,7 @@ from dkrr.data.open import is_in_blocks, place_of_targets
 from dkrr.data.rows import scan
 from dkrr.errors import InputError, InputTypeError
 from dkrr.fitting.grids import Box
-from dkrr.fitting.request_plans import plan_for_rows, plan_in_box
+from dkrr.fitting.request_plans import measured_plan, plan_for_rows, plan_in_box
 from dkrr.fitting.requests import (
     INTERVAL_FOLDS,
     Settings,
@@ -43,6 +43,7 @@ from dkrr.fitting.requests import (
     checked_width,
     fields_of_classes,
     fields_of_targets,
+    problem_of_rows,
     refuse_extreme_weights,
 )
 from dkrr.fitting.sampled import with_bounding_box
@@ -53,10 +54,9 @@ from dkrr.kernels.fourier_grid import grid_columns
 from dkrr.kernels.kernel_features import feature_map, is_drawn, refuse_more_components_than_rows
 from dkrr.kernels.names import candidate_grid, candidate_settings, warn_of_unused
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
+from dkrr.machine.detection import detect
+from dkrr.machine.measures import with_measured_kernel
 from dkrr.planning import Plan
-from dkrr.planning.calibration import measured_plan
-from dkrr.planning.detection import detect
-from dkrr.planning.measures import with_measured_kernel
 from dkrr.planning.predictions import PredictionPlan
 from dkrr.planning.problem import Problem
 from dkrr.planning.searches import SelectionPlan
@@ -454,7 +454,7 @@ def _training_rows(X: Any) -> Rows:
 def _problem(rows: Rows | None, kernel: Kernel, n: int, d: int, fields: dict[str, Any]) -> Problem:
     """Problem of a fit to rows, or to a number of rows."""
     if rows is not None:
-        return Problem.of_rows(rows, kernel, **fields)
+        return problem_of_rows(rows, kernel, **fields)
     known = kernel.resolved(d)
     return Problem(n=n, d=d, kernel=known, feature_map=feature_map(known, d), y_in_memory=False, **fields)
 

@@ -27,6 +27,7 @@ from dkrr.fitting.fold_models import function_of
 from dkrr.fitting.gaussian_process import Array, Estimate, Numbers, warn_of_width
 from dkrr.fitting.posterior_cholesky import array_of
 from dkrr.fitting.posterior_primal import PrimalPosterior
+from dkrr.fitting.prediction_costs import size_of_normal
 from dkrr.fitting.primal_rows import PrimalRows
 from dkrr.fitting.results import SavedPosterior
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones, Grid
@@ -142,7 +143,7 @@ class FourierPosterior(PrimalPosterior):
 
     @property
     def factor_size(self) -> FactorSize:
-        return FactorSize.of_normal(self._grid.dimension, is_transform=True)
+        return size_of_normal(self._grid.dimension, is_transform=True)
 
     def variances(
         self,

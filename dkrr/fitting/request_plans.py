@@ -19,11 +19,11 @@ from dkrr.kernels.fourier_grid import grid_columns
 from dkrr.kernels.kernel_features import is_drawn, refuse_more_components_than_rows
 from dkrr.linalg.preconditioners import MAX_SAMPLE_BYTES, MIN_SAMPLED_ROWS, SAMPLE, estimated_spectrum
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
+from dkrr.machine.calibration import newly_measured
+from dkrr.machine.detection import detect
+from dkrr.machine.measures import with_measured_kernel
 from dkrr.planning import Plan
-from dkrr.planning.calibration import measured_plan
-from dkrr.planning.detection import detect
 from dkrr.planning.explain import is_soon_done
-from dkrr.planning.measures import with_measured_kernel
 from dkrr.planning.problem import Because, Problem, Spectrum
 from dkrr.planning.reasons import NO_REASON, Reason
 from dkrr.planning.resources import Resources
@@ -109,6 +109,22 @@ def plan_of_sums(request: FitRequest) -> tuple[FitRequest, Plan]:
     chosen = replace(in_memory, stages=tuple(stages), refused=NO_REASON)
     others = tuple(one for one in plan.candidates[1:] if one is not in_memory)
     return request, replace(plan, chosen=chosen, candidates=(in_memory, *others))
+
+
+def measured_plan(problem: Problem, resources: Resources, plan: Plan | None = None) -> Plan:
+    """Cheapest plan, made again with measured rates if the fit is long and nothing was measured here.
+
+    `plan` is the one with the rates of `resources`, if it was made already.
+
+    Raises
+    ------
+    PlanError
+        If none stays within the limits.
+    """
+    plan = make_plan(problem, resources) if plan is None else plan
+    while (measured := newly_measured(plan)) is not None:
+        plan = make_plan(problem, measured)
+    return plan
 
 
 def plan_in_box(problem: Problem, resources: Resources, box: Box) -> Plan:

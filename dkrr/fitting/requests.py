@@ -19,13 +19,13 @@ from dkrr.checks import (
     parse_bytes,
     shown,
 )
-from dkrr.data import Rows, as_rows, load_array, load_labels
+from dkrr.data import MemoryRows, Rows, as_rows, load_array, load_labels
 from dkrr.data.open import place_of_targets
 from dkrr.data.rows import scan
 from dkrr.errors import InputError, InputTypeError, StoreError, WrongStoreError
 from dkrr.kernels import AdditiveChi2, Kernel
 from dkrr.kernels.fourier_grid import FourierGrid
-from dkrr.kernels.kernel_features import is_drawn
+from dkrr.kernels.kernel_features import feature_map, is_drawn
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.kernels.names import kernel_of
 from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
@@ -262,7 +262,7 @@ class FitRequest:
 
     def problem(self) -> Problem:
         """Sizes and settings that its cost depends on."""
-        found = Problem.of_rows(
+        found = problem_of_rows(
             self.rows,
             self.settings.kernel,
             n_positive_weights=None if self.weights is None else int(np.count_nonzero(self.weights)),
@@ -275,6 +275,27 @@ class FitRequest:
             **self.outputs.problem_fields(),
         )
         return found if self.settings.grid is None else replace(found, feature_map=self.settings.grid)
+
+
+def problem_of_rows(rows: Rows, kernel: Kernel, **settings: Any) -> Problem:
+    """Problem of fitting these rows; `settings` are its other fields."""
+    n, d = rows.shape
+    kernel = kernel.resolved(d)
+    return Problem(
+        n=n,
+        d=d,
+        kernel=kernel,
+        feature_map=feature_map(kernel, d),
+        row_bytes=rows.row_bytes,
+        dense_window_row_bytes=rows.dense_window_row_bytes,
+        cumulative_largest_row_bytes=rows.cumulative_largest_row_bytes,
+        x_bytes=rows.n_bytes,
+        is_sparse=rows.is_sparse,
+        x_is_shared=rows.is_shared,
+        x_in_memory=isinstance(rows, MemoryRows),
+        read_overhead_bytes=rows.read_overhead_bytes,
+        **settings,
+    )
 
 
 def stored_layout(store: str) -> Layout | None:

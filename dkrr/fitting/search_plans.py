@@ -20,15 +20,16 @@ from dkrr.fitting.grids import (
 from dkrr.fitting.methods import make_plan
 from dkrr.fitting.request_plans import with_spectrum
 from dkrr.fitting.requests import Settings
+from dkrr.fitting.score_plans import plan_scores, whole_plan, with_parts
 from dkrr.kernels.fourier_grid import SERIES_ROUNDING, grid_columns
 from dkrr.kernels.nonuniform import is_available
+from dkrr.machine.measures import with_measured_kernel
 from dkrr.planning import Plan
-from dkrr.planning.measures import with_measured_kernel
 from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import Resources
-from dkrr.planning.searches import NOTHING_LEFT, Optimising, SelectionPlan, whole_plan
-from dkrr.planning.selection import FoldSizes, ScoringPlan, plan_scores, with_parts
+from dkrr.planning.searches import NOTHING_LEFT, Optimising, SelectionPlan
+from dkrr.planning.selection import FoldSizes, ScoringPlan
 from dkrr.store.paths import resolved_place
 
 

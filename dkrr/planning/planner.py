@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib import import_module
-from typing import NoReturn, cast
+from typing import NoReturn
 
 from dkrr.cost import Stage
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, WrongStoreError
@@ -36,11 +35,6 @@ MAX_DIMENSION = 10**12
 """Features of which the coefficients of one target alone would take 8 TB."""
 MAX_AUTO_DIMENSION = 2_000_000
 """Features beyond which a normal matrix is too large and not even priced."""
-
-
-def make_plan(problem: Problem, resources: Resources) -> Plan:
-    """Plan by all of dkrr's methods, for the modules of this package that are to move above them."""
-    return cast("Plan", import_module("dkrr.fitting.methods").make_plan(problem, resources))
 
 
 def choose(methods: Sequence[Method], problem: Problem, resources: Resources, drawing: Drawing | None = None) -> Plan:
@@ -371,7 +365,7 @@ def _refuse_columns_of_gram(problem: Problem, against_dual: Sequence[str]) -> No
     InputError
         Naming the preconditioner, after the reasons against the dual form.
     """
-    preconditioner = problem.solver.preconditioner if isinstance(problem.solver, ConjugateGradient) else "auto"
+    preconditioner = problem.iteration_settings.preconditioner
     if preconditioner in ("auto", None):
         return
     remedy = (

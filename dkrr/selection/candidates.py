@@ -17,10 +17,10 @@ from dkrr.fitting.posteriors import Posteriors
 from dkrr.fitting.request_plans import plan_of
 from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.run import Fit, fit
+from dkrr.fitting.score_plans import continuing, refuse_gradient
 from dkrr.fitting.search_plans import within_store
-from dkrr.planning.detection import detect
+from dkrr.machine.detection import detect
 from dkrr.planning.searches import SelectionPlan
-from dkrr.planning.selection import continuing, refuse_gradient
 from dkrr.selection.optimum import Optimum, Search, optimise
 from dkrr.selection.scores import negative_squared_error
 from dkrr.selection.scoring import Candidate, SelectionRequest, all_scored, planned

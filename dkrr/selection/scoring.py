@@ -33,7 +33,7 @@ from dkrr.kernels.columns import learns
 from dkrr.kernels.kernel_features import is_drawn
 from dkrr.linalg.held_out import HeldOutErrors
 from dkrr.linalg.result import in_terms_of_alpha
-from dkrr.planning.detection import detect
+from dkrr.machine.detection import detect
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.searches import SelectionPlan, seconds_of_fit, seconds_of_scores

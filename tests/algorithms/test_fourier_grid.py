@@ -381,7 +381,7 @@ def test_a_lambda_whose_systems_are_not_solved_has_no_score(monkeypatch, alpha_p
     for name in (
         "fitting.costs.fourier_costs.FACTORED_SIDE",
         "linalg.fourier_sums.FACTORED_SIDE",
-        "planning.selection.MAX_SIDE",
+        "fitting.score_plans.MAX_SIDE",
     ):
         monkeypatch.setattr(f"dkrr.{name}", 10)
     monkeypatch.setattr("dkrr.fitting.costs.fourier_costs.MAX_RANK", 40)

@@ -227,7 +227,7 @@ def test_memory_that_is_missing_is_named():
 
 @pytest.mark.parametrize("settings", [{}, {"kernel": "rbf"}, {"cv": 5}, {"loss": "logistic"}], ids=str)
 def test_a_plan_of_rows_that_no_memory_holds_is_refused_in_words(monkeypatch, settings):
-    monkeypatch.setattr("dkrr.planning.measures.GRAM_SECONDS", 0.0)  # so that no problem is too small to be measured
+    monkeypatch.setattr("dkrr.machine.measures.GRAM_SECONDS", 0.0)  # so that no problem is too small to be measured
     with pytest.raises(MemoryLimitError, match="no plan fits in memory"):
         dkrr.plan(n_samples=10_000, n_features=10**9, memory_limit="4GiB", **settings)
 

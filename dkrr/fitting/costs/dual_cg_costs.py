@@ -34,7 +34,6 @@ from dkrr.linalg.products import (
     Precision,
     calls_work,
 )
-from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.linalg.sources import KERNEL_BLOCK
 from dkrr.planning.problem import Problem, Spectrum, Systems
 from dkrr.planning.resources import RESIDENT_ROWS_FRACTION, ROUND_TRIP_BYTES, Resources
@@ -68,11 +67,6 @@ def is_worth_keeping(seconds: float, writing: float) -> bool:
     """Whether a store keeps columns of a preconditioner, from the seconds that they took and those of writing them."""
     limit = float(setting("checkpoint-seconds"))
     return limit == 0 or seconds >= max(limit / 3, WORTH * writing)
-
-
-def settings_of(problem: Problem) -> ConjugateGradient:
-    """Settings that the user gave, or the planner's."""
-    return problem.solver if isinstance(problem.solver, ConjugateGradient) else ConjugateGradient()
 
 
 def cg_tile(p: Problem, place_limit: int, slots: int) -> int:
@@ -206,7 +200,7 @@ class IterativeDual:
         """Candidate with tiles in a fraction of the memory that is left for them."""
         products, peak = self.tiles_kept(precision, fraction)
         limit = self.rank
-        if settings_of(self.problem).rank is None and self.rank > 0:
+        if self.problem.iteration_settings.rank is None and self.rank > 0:
             limit = self.largest_rank(self.site.place.usable_bytes - peak)
         peak += self.factor_bytes(limit) - self.factor_bytes(self.rank)
         iterations, _ = self.counts(precision)
@@ -296,7 +290,7 @@ def growth_seconds(problem: Problem, resources: Resources, chosen: Strategy) -> 
 
 def multiplied_dual(p: Problem, r: Resources, method: Method) -> Iterator[Strategy]:
     """Conjugate gradient on K + λW⁻¹: the places, times precisions, times three ranks, times tiles kept."""
-    settings, ranks, least = settings_of(p), priced_ranks(p), KEPT_FRACTIONS[:1]
+    settings, ranks, least = p.iteration_settings, priced_ranks(p), KEPT_FRACTIONS[:1]
     sites = [GramCosts(p, r, place) for place in r.caller_and_workers(wants_tiles=p.wants_tiles)]
     precisions = PRECISIONS[settings.precision]
 
@@ -322,7 +316,7 @@ def multiplied_dual(p: Problem, r: Resources, method: Method) -> Iterator[Strate
 
 def priced_ranks(problem: Problem) -> list[int]:
     """Ranks of the preconditioner's factor that are compared."""
-    settings = settings_of(problem)
+    settings = problem.iteration_settings
     if settings.preconditioner is None:
         return [0]
     if settings.rank is not None:

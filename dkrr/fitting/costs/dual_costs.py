@@ -12,7 +12,6 @@ from dkrr.fitting.costs.details import Direct, Float32Factor
 from dkrr.fitting.costs.gram_costs import GramCosts
 from dkrr.fitting.costs.tiles import Cut, Itemsize, cuts
 from dkrr.linalg.cholesky import cholesky_task_bytes
-from dkrr.linalg.dual_objective import VECTORS_HELD
 from dkrr.linalg.float32_tiles import MAX_ROUNDING_RATIO, refining_iterations, rounding_ratio
 from dkrr.linalg.in_memory_cholesky import (
     ONE_TILE,
@@ -24,7 +23,7 @@ from dkrr.linalg.in_memory_cholesky import (
     solving_work,
 )
 from dkrr.linalg.likelihood import SECONDS_PER_SCORE
-from dkrr.linalg.newton import MIN_SHIFT_RATIO, SECONDS_PER_STEP, SECONDS_PER_STEP_IN_MEMORY
+from dkrr.linalg.newton import MIN_SHIFT_RATIO, SECONDS_PER_STEP, SECONDS_PER_STEP_IN_MEMORY, VECTORS_HELD
 from dkrr.linalg.products import calls_work
 from dkrr.linalg.residual import uses_symmetry
 from dkrr.linalg.solver_settings import ConjugateGradient

@@ -13,9 +13,9 @@ from dkrr.fitting.costs.dual_costs import step_seconds
 from dkrr.fitting.costs.gram_costs import GramCosts
 from dkrr.fitting.costs.tiles import Cut, cuts
 from dkrr.linalg.cholesky import cholesky_task_bytes, factor_bytes
-from dkrr.linalg.dual_objective import VECTORS_HELD
 from dkrr.linalg.in_memory_cholesky import copy_work, factor_work, memory_bytes, memory_grid, solving_work
 from dkrr.linalg.likelihood import SECONDS_PER_SCORE
+from dkrr.linalg.newton import VECTORS_HELD
 from dkrr.linalg.normal import TARGET_COPIES, normal_work, parts_for_folds, row_block, stream_work
 from dkrr.linalg.primal_objective import MAX_MATRIX_SIDE
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient

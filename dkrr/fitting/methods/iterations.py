@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from dkrr.fitting.costs.dual_cg_costs import settings_of
 from dkrr.fitting.methods.solving import SolvingMethod
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning.explain import why_cg
@@ -58,7 +57,7 @@ class IterativeMethod(SolvingMethod):
             store = "checkpoints in the store" if p.keeps_store else "a temporary store, since tile= was given"
             code = "store-requested" if p.keeps_store else "tile-requested"
             found.append(Reason(code, f"in the calling process, with {store}"))
-        if settings_of(p).rank is not None:
+        if p.iteration_settings.rank is not None:
             found.append(Reason("rank-requested", f"a preconditioner of rank {details.rank:,} was requested"))
         elif details.rank:
             text = (
