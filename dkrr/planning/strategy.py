@@ -70,7 +70,7 @@ class Method(ABC):
     factors_matrix: ClassVar[bool] = False
     """The whole matrix is formed and factored."""
     calls_blas: ClassVar[bool] = True
-    """Its tasks call BLAS; otherwise they have threads of their own."""
+    """Its tasks call BLAS; otherwise they have separate threads."""
     folds_by: ClassVar[Literal["", "sums", "grid", "factors", "sweep"]] = ""
     """By what a search has the errors of held-out rows: sums over the rows of folds, factors, columns of one run."""
 
