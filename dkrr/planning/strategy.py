@@ -211,11 +211,6 @@ class Strategy:
         return self.method.uses_threads(self.place)
 
     @property
-    def task_threads(self) -> int:
-        """Threads of the calling process that run tasks."""
-        return self.place.slots if self.uses_threads else self.details.row_parts if self.is_whole else 1
-
-    @property
     def keeps_factors(self) -> bool:
         """Factors stay after the fit: standard deviations and held-out errors take them."""
         return bool(self.details.keeps_factors)
