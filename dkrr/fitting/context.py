@@ -236,11 +236,12 @@ class Context:
     record: RunRecord = field(default_factory=RunRecord)
     meter: Meter = field(default_factory=Meter)
     """Bytes moved outside of tasks: the copy of X, and rows that processes read once and keep."""
-    run: str = field(default_factory=lambda: f"run-{os.urandom(16).hex()}")
-    """Name of what processes keep in memory until the end of the run."""
+    run: str = ""
+    """Name of what processes keep in memory until the end of the run; empty: a new one."""
     _resident: list[Rows] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.run = self.run or f"run-{os.urandom(16).hex()}"
         self.checkpoints: Checkpoints | None = None
         """Checkpoints of an iteration, where the storage is kept."""
         if isinstance(self.storage, StoredArrays):
@@ -482,7 +483,7 @@ def open_context(plan: Plan, store: str | None, progress: Progress, max_iter: in
         Most steps of a method that the plan does not limit.
     """
     chosen = plan.chosen
-    execution, in_threads = chosen.place.execution, chosen.uses_threads
+    execution, in_threads = chosen.place.execution, chosen.method.uses_threads(chosen.place)
     if execution != "dask":
         reset_peak()
     with ExitStack() as stack:
@@ -524,7 +525,9 @@ def _opened(plan: Plan, storage: Storage, stack: ExitStack, progress: Progress, 
     chosen, resources, client = plan.chosen, plan.resources, None
     executor: Executor = SerialExecutor()
     slots = slots_per_process = chosen.place.slots
-    n_threads = slots if in_threads else chosen.details.row_parts if chosen.is_whole else 1
+    n_threads = slots if in_threads else 1
+    if not in_threads and chosen.method.factors_matrix and isinstance(storage, MemoryStorage):
+        n_threads = chosen.details.row_parts
     if isinstance(storage, StoredArrays) and chosen.place.execution == "dask":
         with progress.measured("starting workers"):
             executor, client = stack.enter_context(dask_workers(plan, storage.store))

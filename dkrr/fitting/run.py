@@ -142,7 +142,9 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
         plan, models = _without_float32(request, data, broken, show_progress)
     # Conjugate gradient, which the planner chose, may have failed, and no store holds its run.
     if request.settings.solver is None and request.settings.store is None:
-        failed = [one.result.residual for one in models if one.result.status in request.outputs.retried]
+        failed = False
+        for one in models:
+            failed |= one.result.status in request.outputs.retried
         if failed:
             largest = max(one.result.residual for one in models)
             with suppress(PlanError):
