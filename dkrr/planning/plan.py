@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
-from dkrr.planning.drawing import Drawing
+from dkrr.planning.drawing import Drawing, drawing_reasons
 from dkrr.planning.explain import (
     best_of_each_kind,
     columns_of,
@@ -93,7 +93,7 @@ class Plan(Explained):
         """Why so, sentence by sentence; the words are made when they are first read."""
         return (
             *reasons_of(self.problem, self.resources, self.chosen, self.candidates),
-            *([] if self.drawing is None else [self.drawing.reason()]),
+            *drawing_reasons(self.drawing),
             *self.impossible,
             *self.problem.because.reasons,
             *self.more,

@@ -86,7 +86,7 @@ def choose(methods: Sequence[Method], problem: Problem, resources: Resources, dr
     fitting = candidates if len(candidates) == 1 else [c for c in candidates if not c.refused]
     if not fitting or fitting[0].refused:
         _refuse(methods, candidates, problem, resources)
-    cheapest = fitting[0] if len(fitting) == 1 else _cheapest(fitting)
+    cheapest = _cheapest(fitting)
     return Plan(
         problem=problem,
         resources=resources,
@@ -100,6 +100,8 @@ def choose(methods: Sequence[Method], problem: Problem, resources: Resources, dr
 
 def _cheapest(fitting: list[Strategy]) -> Strategy:
     """Fastest; among those about as fast the one that needs least disk, then the one that reads least."""
+    if len(fitting) == 1:  # as where the first that is priced is as fast as any
+        return fitting[0]
     fastest = min(c.seconds for c in fitting)
     equals = [c for c in fitting if c.seconds <= EQUAL_TIME * fastest]
     least_disk = min(c.disk_bytes for c in equals)
