@@ -38,8 +38,9 @@ RATES: Mapping[RatesFrom, str] = {
 class Plan(Explained):
     """Work that will be done, its projected cost, and the reasons.
 
-    ``str(plan)`` explains it, as a notebook does; ``plan.to_dict()`` is for programs. Each reason is a sentence with a
-    `code`, which stays the same where the words change: "reason_codes" and "refused_code" of the dictionary.
+    ``str(plan)`` explains it, as a notebook does; ``plan.to_dict()`` is for programs. `reasons` are sentences, each with
+    a `code`, which stays the same where the words change: "reason_codes" and "refused_code" of the dictionary.
+    `rejected` are the other strategies, best first, each with the reason in `refused` or a higher cost.
 
     Attributes
     ----------
@@ -51,10 +52,16 @@ class Plan(Explained):
         What will be done, with its cost.
     prediction : {"primal", "dual"}
         Form in which the model predicts: primal costs O(D) per row, dual O(n d).
-    reasons : tuple of Reason
-        Why so, sentence by sentence.
-    rejected : tuple of Strategy
-        The other candidates, best first, each with the reason in `refused` or a higher cost.
+    candidates : tuple of Strategy
+        All that were priced, the cheapest first.
+    drawing : Drawing, optional
+        Centres that are drawn before the fit.
+    impossible : tuple of Reason
+        Why a form has no candidates.
+    compared : tuple of Strategy
+        Others that it was compared with, of plans of the same problem.
+    more : tuple of Reason
+        Reasons that were added to those of the planner.
 
     See Also
     --------
@@ -78,15 +85,10 @@ class Plan(Explained):
     chosen: Strategy
     prediction: Form
     candidates: tuple[Strategy, ...]
-    """All that were priced, the cheapest first."""
     drawing: Drawing | None = None
-    """Centres that are drawn before the fit."""
     impossible: tuple[Reason, ...] = ()
-    """Why a form has no candidates."""
     compared: tuple[Strategy, ...] = ()
-    """Others that it was compared with, of plans of the same problem."""
     more: tuple[Reason, ...] = ()
-    """Reasons that were added to those of the planner."""
 
     @cached_property
     def reasons(self) -> tuple[Reason, ...]:

@@ -145,10 +145,6 @@ class Strategy:
         Tiles, iterations and whatever else the method decides.
     stages : tuple of Stage
         Projected time, bytes and memory, stage by stage.
-    seconds, read_bytes, written_bytes : float
-        Projected wall time, and bytes read from and written to the store.
-    disk_bytes, peak_bytes : int
-        Peak space in the store, and peak memory of any process that works.
     n_steps : int
         Expected steps of Newton's method; 0: a regression.
     refused : Reason
@@ -176,10 +172,15 @@ class Strategy:
     n_steps: int = 0
     refused: Reason = NO_REASON
     seconds: float = field(init=False, repr=False, compare=False)
+    """Projected wall time."""
     read_bytes: float = field(init=False, repr=False, compare=False)
+    """Bytes read from the store."""
     written_bytes: float = field(init=False, repr=False, compare=False)
+    """Bytes written to the store."""
     disk_bytes: int = field(init=False, repr=False, compare=False)
+    """Peak space in the store."""
     peak_bytes: int = field(init=False, repr=False, compare=False)
+    """Peak memory of any process that works."""
 
     def __post_init__(self) -> None:
         seconds, read, written, disk, peak = 0.0, 0.0, 0.0, 0, 0
