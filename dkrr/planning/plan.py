@@ -38,8 +38,8 @@ RATES: Mapping[RatesFrom, str] = {
 class Plan(Explained):
     """Work that will be done, its projected cost, and the reasons.
 
-    ``str(plan)`` explains it, as a notebook does; ``plan.to_dict()`` is for programs. `reasons` are sentences, each with
-    a `code`, which stays the same where the words change: "reason_codes" and "refused_code" of the dictionary.
+    ``str(plan)`` explains it, as a notebook does; ``plan.to_dict()`` is for programs. `reasons` are sentences, each
+    with a `code`, which stays the same where the words change: "reason_codes" and "refused_code" of the dictionary.
     `rejected` are the other strategies, best first, each with the reason in `refused` or a higher cost.
 
     Attributes
