@@ -9,7 +9,8 @@ from dkrr.linalg.in_memory_cholesky import ONE_TILE, memory_bytes
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning.dual import against_float32
 from dkrr.planning.dual_cg import settings_of
-from dkrr.planning.problem import Form, Problem, Spectrum
+from dkrr.planning.facts import TYPICAL
+from dkrr.planning.problem import Form, Problem
 from dkrr.planning.reasons import NO_REASON, Reason, codes_of
 from dkrr.planning.strategy import Direct, Float32Factor, FourierSolve, Iterative, RowPasses, Strategy, TileProducts
 from dkrr.planning.transforms import REFINED_RESIDUAL
@@ -424,4 +425,4 @@ def iteration_doubt(p: Problem, c: Strategy) -> tuple[float, float]:
     if isinstance(c.details.products, RowPasses):
         most = min(MANY_ITERATIONS, c.tile + 1)
         return FEW_ITERATIONS / max(c.details.iterations, FEW_ITERATIONS), max(1.0, most / c.details.iterations)
-    return DOUBT_OF_TYPICAL if p.spectrum == Spectrum() else DOUBT_OF_ESTIMATE
+    return DOUBT_OF_TYPICAL if p.facts.spectrum == TYPICAL else DOUBT_OF_ESTIMATE
