@@ -21,7 +21,7 @@ from dkrr.fitting.batches import DualForm, solve_in_batches
 from dkrr.fitting.context import Context, open_context, progress_of
 from dkrr.fitting.data import FitData, LabelledData, TrainingData, shared_fields
 from dkrr.fitting.dual_ridge import DirectDual, FactoredDual, IteratedDual
-from dkrr.fitting.fourier_ridge import FourierRidge, refused_alpha
+from dkrr.fitting.fourier_ridge import FourierRidge
 from dkrr.fitting.iteration import resumed
 from dkrr.fitting.primal_ridge import DirectPrimal, IteratedPrimal
 from dkrr.fitting.request_plans import plan_of
@@ -29,7 +29,6 @@ from dkrr.fitting.requests import DualStart, FitRequest
 from dkrr.fitting.results import FittedModel, SavedPosterior, Solution, fitted_model, quadratics, scale_of
 from dkrr.fitting.sampled import centre_linear_parts, with_sampled_maps
 from dkrr.fitting.storage import with_repairs
-from dkrr.kernels.fourier_grid import FourierGrid
 from dkrr.kernels.kernel_features import is_drawn
 from dkrr.linalg.condition import worst
 from dkrr.linalg.iteration_state import CGOutcome
@@ -39,6 +38,7 @@ from dkrr.planning import Plan
 from dkrr.planning.problem import Because, Form, Loss
 from dkrr.planning.reasons import Reason
 from dkrr.planning.strategy import Direct, Float32Factor, FourierSolve, Iterative, StrategyDetails
+from dkrr.planning.transforms import lost_alpha
 from dkrr.text import plural
 
 
@@ -143,13 +143,13 @@ def fit_regression(request: FitRequest, data: TrainingData, plan: Plan, progress
     start = request.start if isinstance(request.start, DualStart) else None
     with open_context(plan, request.settings.store, progress) as context:
         solution = _solution(data, plan, context, start)
-        posteriors = posteriors_left(request, data, solution)
+        posteriors = posteriors_left(request, data, plan, solution)
         if posteriors is not None and request.folds:
             posteriors.fold_models(request.folds, context)
     return (fitted_model(data, plan, solution, context, begun, posteriors),)
 
 
-def posteriors_left(request: FitRequest, data: TrainingData, solution: Solution) -> Any:
+def posteriors_left(request: FitRequest, data: TrainingData, plan: Plan, solution: Solution) -> Any:
     """Posteriors of a fit, from the factors that it leaves; None unless it is to leave them."""
     if request.settings.uncertainty is False or request.posteriors is None:
         return None
@@ -159,9 +159,7 @@ def posteriors_left(request: FitRequest, data: TrainingData, solution: Solution)
         for alpha, one in solution.saved.items():
             of_alpha = {"quadratic": found[data.alphas == alpha].tolist()}
             saved[alpha] = replace(one, numbers=one.numbers | of_alpha)
-    grid = data.feature_map if solution.near is not None else None
-    assert grid is None or isinstance(grid, FourierGrid)
-    return request.posteriors(given, data.kernel, saved, grid)
+    return request.posteriors(replace(given, features=plan.chosen.features), data.kernel, saved)
 
 
 def shortfall(result: SolveResult, plan: Plan) -> str:
@@ -243,7 +241,7 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
     request = replace(request, given=request)
     plan = plan_of(request)  # what has no plan is refused before anything is sampled
     progress, spent = progress_of(show_progress, plan.seconds), None
-    if is_drawn(plan.problem.kernel):
+    if not plan.problem.kernel.is_plain and is_drawn(plan.problem.kernel):
         begun = time.perf_counter()
         reset_peak()
         request = request.with_settings(kernel=with_sampled_maps(plan.problem.kernel, request.rows, progress))
@@ -251,10 +249,11 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
         # There may be fewer features than requested; what they hold is not part of what the process held before.
         plan = plan_of(request, plan.resources)
     loss = LOSSES[plan.problem.loss]
-    data: FitData = loss.data(request.outputs, shared_fields(request, plan.problem))
-    if lost := refused_alpha(plan, data):  # of a grid that was named, which has no other form
+    data: FitData = loss.data(request.outputs, shared_fields(request, plan.priced))
+    if plan.chosen.features is not None and (lost := lost_alpha(plan.priced)):  # of a grid that was named
         raise InputError(f"{lost} on a Fourier grid; expected a larger alpha, or the kernel itself")
-    data = centre_linear_parts(data, request.settings.store)
+    if not data.kernel.is_plain:
+        data = centre_linear_parts(data, request.settings.store)
     broken, models = "", tuple[FittedModel, ...]()
     try:
         models = _fit_regression(request, data, plan, progress)

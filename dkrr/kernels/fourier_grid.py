@@ -418,6 +418,16 @@ class FourierZones(FeatureMap):
         return out
 
 
+def map_of_predictions(phi: FeatureMap) -> FeatureMap:
+    """Map that predictions take: of a grid with all zones, as further rows may lie outside of its box."""
+    return FourierZones(phi) if isinstance(phi, FourierGrid) else phi
+
+
+def map_of_fit(phi: FeatureMap | None) -> FeatureMap | None:
+    """Map of the fit whose predictions take this one."""
+    return phi.inside if isinstance(phi, FourierZones) else phi
+
+
 def row_blocks(n: int) -> list[slice]:
     """Rows that are transformed together."""
     return [slice(k, min(k + MAX_TRANSFORMED_ROWS, n)) for k in range(0, n, MAX_TRANSFORMED_ROWS)]

@@ -33,8 +33,6 @@ from dkrr.planning.measures import (
     on_threads,
 )
 from dkrr.planning.plan import Plan
-from dkrr.planning.planner import make_plan
-from dkrr.planning.problem import Problem
 from dkrr.planning.profile import (
     Fingerprint,
     Profile,
@@ -60,27 +58,11 @@ MAX_BUSY_CORES_FOR_STORE = 0.5
 T = TypeVar("T")
 
 
-def measured_plan(problem: Problem, resources: Resources, plan: Plan | None = None) -> Plan:
-    """Cheapest plan, made again with measured rates if the fit is long and nothing was measured here.
+def newly_measured(plan: Plan) -> Resources | None:
+    """Resources with rates that were measured now, as the fit is long; None if none are missing, or can be measured.
 
-    `plan` is the one with the rates of `resources`, if it was made already.
-
-    Raises
-    ------
-    PlanError
-        As `dkrr.planning.planner.make_plan`.
+    A plan that is made with them may be one that uses a store, which was not measured then.
     """
-    plan = make_plan(problem, resources) if plan is None else plan
-    while (measured := _newly_measured(plan)) is not None:
-        was_whole = _uses_store(plan)
-        plan = make_plan(problem, measured)
-        if was_whole:  # else the plan may now be one that uses a store, which was not measured
-            break
-    return plan
-
-
-def _newly_measured(plan: Plan) -> Resources | None:
-    """Resources with rates that were measured now; None if none are missing, or none can be measured."""
     resources = plan.resources
     may_measure = setting("quick-measurement") and resources.rates_from in ("defaults", "quick")
     # Beside other tasks of the same worker, or other processes of a pool, every rate would be too low.

@@ -1,4 +1,4 @@
-"""What the cost of a problem depends on and is measured, of its rows and its kernel; sizes and settings say the rest."""
+"""What the cost of a problem depends on and is measured, of its rows and its kernel."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

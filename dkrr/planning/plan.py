@@ -7,8 +7,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
+from dkrr.kernels.fourier_grid import map_of_predictions
 from dkrr.kernels.kernel_features import arrays_of
+from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.triangle import kept_shape
 from dkrr.planning.explain import columns_of, iteration_doubt, kernel_of, layout, matrix_of, rejection, solver_facts
 from dkrr.planning.problem import Form, Problem
@@ -78,6 +79,21 @@ class Plan(Explained):
     rejected: tuple[Strategy, ...]
 
     @property
+    def features(self) -> FeatureMap | None:
+        """Features of the primal form: those of the chosen strategy, or else of the kernel; None: there are none."""
+        return self.chosen.features or self.problem.feature_map
+
+    @property
+    def dimension(self) -> int | None:
+        """Number of features D; None where there are none, or infinitely many."""
+        return self.priced.dimension
+
+    @property
+    def priced(self) -> Problem:
+        """Problem with the features of the chosen strategy."""
+        return self.problem.with_features(self.chosen.features)
+
+    @property
     def form(self) -> Form:
         """Form of the solve."""
         return self.chosen.form
@@ -117,9 +133,9 @@ class Plan(Explained):
     @property
     def saved_bytes(self) -> int:
         """Size of the saved model, in whole chunks, but for its description and a transformer."""
-        p = self.problem
-        if isinstance(p.feature_map, FourierGrid) and self.form == "primal":
-            width = FourierZones(p.feature_map).dimension(p.d)
+        p, phi = self.priced, self.features
+        if phi is not None and phi.is_transform and self.form == "primal":
+            width = map_of_predictions(phi).dimension(p.d)
             return sum(map(_bytes_of, [(width, p.n_targets), (p.n_targets, 1)]))
         coefficients = [(p.dimension or 0, p.n_targets)] if self.prediction == "primal" else []
         if self.form == "dual" or (p.loss == "squared" and min(p.alphas) > 0 and not p.grows):
@@ -134,7 +150,7 @@ class Plan(Explained):
 
         A factor for every λ, unless conjugate gradient takes its place.
         """
-        p = self.problem
+        p = self.priced
         if p.loss != "squared" or p.grows:
             return None
         total = (
@@ -159,7 +175,7 @@ class Plan(Explained):
     @property
     def has_primal_factor(self) -> bool:
         """Whether errors are computed from a factor of D × D (for λ > 0): one of the fit, or the smaller one."""
-        d = self.problem.dimension or 0
+        d = self.dimension or 0
         is_small = d <= self.problem.n and 3 * 8 * d**2 <= self.resources.local_limit_bytes // 2
         return self.form == "primal" and ((self.chosen.is_direct and self.chosen.solver == "cholesky") or is_small)
 
@@ -191,7 +207,7 @@ class Plan(Explained):
             "n_targets": self.problem.n_targets,
             "loss": self.problem.loss,
             "kernel": self.problem.kernel.to_dict(),
-            "dimension": self.problem.dimension,
+            "dimension": self.dimension,
             "alphas": list(self.problem.alphas),
             "fit_intercept": self.problem.fit_intercept,
         }
@@ -216,7 +232,8 @@ class Plan(Explained):
         return f"{self.form}, {self.solver}, {cost}"
 
     def __str__(self) -> str:
-        c, p, side = self.chosen, self.problem, self.problem.matrix_size(self.form)
+        c, p = self.chosen, self.priced
+        side = p.matrix_size(self.form)
         how = "factor" if c.solver == "cholesky" else "iterate with"
         disk = f"{format_bytes(c.disk_bytes)}; {format_bytes(c.written_bytes)} written, "
         disk += f"{format_bytes(c.read_bytes)} read"

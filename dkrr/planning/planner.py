@@ -7,6 +7,7 @@ from typing import NoReturn
 from dkrr.cost import Stage
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, WrongStoreError
 from dkrr.kernels.kernel_features import is_drawn
+from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning.drawing import Drawing, drawing_of
 from dkrr.planning.dual_cg import settings_of
@@ -50,8 +51,10 @@ MAX_AUTO_DIMENSION = 2_000_000
 """Features beyond which a normal matrix is too large and not even priced."""
 
 
-def make_plan(problem: Problem, resources: Resources) -> Plan:
+def make_plan(problem: Problem, resources: Resources, features: FeatureMap | None = None) -> Plan:
     """Cheapest strategy that stays within the limits.
+
+    With `features` the candidates are those that have these in place of the kernel's own.
 
     Raises
     ------
@@ -64,6 +67,7 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
     PlanError
         If λ = 0 and no form has a positive definite matrix.
     """
+    of_kernel, problem = problem.feature_map, problem.with_features(features)
     forms, impossible = _forms(problem)
     if not forms:
         raise PlanError("; ".join(impossible))
@@ -89,7 +93,7 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
     chosen = _with_fits_of_folds(cheapest, problem)
     others = _best_of_each_kind([c for c in candidates if c is not cheapest], chosen)
     return Plan(
-        problem=problem,
+        problem=problem if features is None else replace(problem, feature_map=of_kernel),
         resources=resources,
         chosen=chosen,
         prediction=prediction_form(problem),

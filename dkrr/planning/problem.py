@@ -148,6 +148,10 @@ class Problem:
         """Problem of which these facts are known as well."""
         return replace(self, facts=replace(self.facts, **facts))
 
+    def with_features(self, features: FeatureMap | None) -> Self:
+        """Problem with the features that a strategy has, for its price and its words; None: those of the kernel."""
+        return self if features is None else replace(self, feature_map=features)
+
     def with_form(self, form: Form, because: Reason) -> Self:
         """Problem with a form; a plan states the reason, unless the user requested this form."""
         if self.form == form:
@@ -165,19 +169,26 @@ class Problem:
         """Problem of fitting these rows; `settings` are the other fields."""
         n, d = rows.shape
         kernel = kernel.resolved(d)
+        sizes: dict[str, Any]
+        if isinstance(rows, MemoryRows) and not rows.is_sparse:  # all rows are alike
+            sizes = {"x_bytes": int(rows.array.nbytes)}
+        else:
+            sizes = {
+                "row_bytes": rows.row_bytes,
+                "dense_window_row_bytes": rows.dense_window_row_bytes,
+                "cumulative_largest_row_bytes": rows.cumulative_largest_row_bytes,
+                "x_bytes": rows.n_bytes,
+                "read_overhead_bytes": rows.read_overhead_bytes,
+            }
         return cls(
             n=n,
             d=d,
             kernel=kernel,
-            feature_map=feature_map(kernel, d),
-            row_bytes=rows.row_bytes,
-            dense_window_row_bytes=rows.dense_window_row_bytes,
-            cumulative_largest_row_bytes=rows.cumulative_largest_row_bytes,
-            x_bytes=rows.n_bytes,
+            feature_map=None if kernel.is_plain else feature_map(kernel, d),
             is_sparse=rows.is_sparse,
             x_is_shared=rows.is_shared,
             x_in_memory=isinstance(rows, MemoryRows),
-            read_overhead_bytes=rows.read_overhead_bytes,
+            **sizes,
             **settings,
         )
 

@@ -430,15 +430,15 @@ def whole_plan(
     if tol is None:
         return scores
     main = scores.main
-    problem = main.asked
+    problem, features = main.asked, main.plan.chosen.features
     assert problem is not None
     alphas = sorted(problem.alphas)
     n_last = min(n_last, len(alphas))
     first = (len(alphas) - n_last + 1) // 2  # those in the middle
     problem = replace(problem, alphas=tuple(alphas[first : first + n_last]), tol=tol, layout=None, **left)
     problem = replace(problem, folds_are_fitted=problem.interval_folds > 0 and main.sizes.are_learned)
-    if problem.uncertainty and (last := make_plan(problem, main.plan.resources)).chosen.details.keeps_factors:
+    if problem.uncertainty and (last := make_plan(problem, main.plan.resources, features)).chosen.details.keeps_factors:
         return replace(scores, last=last)
     if main.method == "sweep" and optimising is None:  # it begins at the solution of the run
         problem = continuing(problem, main)
-    return replace(scores, last=make_plan(problem, main.plan.resources))
+    return replace(scores, last=make_plan(problem, main.plan.resources, features))

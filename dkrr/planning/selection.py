@@ -10,6 +10,7 @@ import numpy as np
 from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError
+from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.held_out import columns_at_once, folds_flops
 from dkrr.linalg.length_sums import length_sums_bytes
 from dkrr.linalg.normal import parts_for_folds
@@ -204,7 +205,9 @@ class ScoringPlan(Reasoned):
         return f"{self.method}, {cost}"
 
 
-def plan_scores(problem: Problem, sizes: FoldSizes, resources: Resources) -> ScoringPlan:
+def plan_scores(
+    problem: Problem, sizes: FoldSizes, resources: Resources, features: FeatureMap | None = None
+) -> ScoringPlan:
     """Fastest method for the held-out predictions of every λ and fold.
 
     Parameters
@@ -213,6 +216,8 @@ def plan_scores(problem: Problem, sizes: FoldSizes, resources: Resources) -> Sco
         Of a fit to all rows with every λ, to the residual that scores need.
     sizes : FoldSizes
     resources : Resources
+    features : FeatureMap, optional
+        Features in place of the kernel's own.
 
     Raises
     ------
@@ -223,7 +228,11 @@ def plan_scores(problem: Problem, sizes: FoldSizes, resources: Resources) -> Sco
     """
     if problem.settings is not None:  # a store resumes with what it began with
         problem = problem.with_solver(problem.settings, SOLVER_RESUMED)
-    return replace(_cheapest(problem, sizes, resources), asked=problem)
+    found = replace(_cheapest(problem.with_features(features), sizes, resources), asked=problem)
+    if features is None:
+        return found
+    of_kernel = replace(found.plan.problem, feature_map=problem.feature_map)
+    return replace(found, plan=replace(found.plan, problem=of_kernel))
 
 
 def _cheapest(problem: Problem, sizes: FoldSizes, resources: Resources) -> ScoringPlan:
@@ -297,7 +306,7 @@ def with_parts(plan: ScoringPlan, fractions: tuple[float, ...]) -> ScoringPlan:
         part = every
         if problem.x_in_memory or plan.plan.form == "dual":  # else all rows are read, with weights of 0
             part = _of_rows(every, max(1, int(fraction * problem.n * (1 - 1 / plan.sizes.n_folds))))
-        parts.append(make_plan(part, plan.plan.resources))
+        parts.append(make_plan(part, plan.plan.resources, plan.plan.chosen.features))
     seconds = plan.sizes.n_folds * sum(part.seconds for part in parts)
     text = "parts of the training rows, for the learning curve, are fitted separately"
     reason = Reason("learning-curve", text)

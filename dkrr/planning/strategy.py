@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 from dkrr.cost import Stage
+from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.products import Precision
 from dkrr.planning.problem import Form
 from dkrr.planning.reasons import NO_REASON, Reason, codes_of
@@ -195,6 +196,8 @@ class Strategy:
         Expected steps of Newton's method; 0: a regression.
     refused : Reason
         Why it cannot be chosen; empty if it can.
+    features : FeatureMap or None
+        Features that it has beside those of the kernel: a Fourier grid; None: those of the kernel, if there are any.
 
     See Also
     --------
@@ -216,6 +219,7 @@ class Strategy:
     stages: tuple[Stage, ...]
     n_steps: int = 0
     refused: Reason = NO_REASON
+    features: FeatureMap | None = None
 
     @property
     def solver(self) -> Literal["cholesky", "cg"]:

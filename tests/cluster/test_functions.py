@@ -13,8 +13,8 @@ from dkrr import KernelRidge, plan
 from dkrr.data import as_rows
 from dkrr.errors import KernelFunctionError
 from dkrr.kernels import RBF, CallableKernel, Columns, Kernel
-from dkrr.planning.measures import MAX_ROWS, MIN_ROWS, measure, with_measured_kernel
 from dkrr.planning.facts import EntrySeconds
+from dkrr.planning.measures import MAX_ROWS, MIN_ROWS, measure, with_measured_kernel
 from tests.planning.problems import problem
 
 N, D = 1500, 12

@@ -15,9 +15,10 @@ import dkrr
 from dkrr.cli import dkrr as command
 from dkrr.cluster.worker_settings import WorkerReport
 from dkrr.errors import InputError
+from dkrr.fitting.request_plans import FitChoice, settled
 from dkrr.planning import calibration
 from dkrr.planning import profile as profiles
-from dkrr.planning.calibration import calibrate, measured_plan
+from dkrr.planning.calibration import calibrate
 from dkrr.planning.detection import describe, detect, known_rates
 from dkrr.planning.measures import best_seconds, measure_store
 from dkrr.planning.plan import RATES
@@ -28,6 +29,11 @@ from tests.cluster.clients import all_released
 from tests.planning.problems import GIB, MIB, cluster, direct, machine
 
 LONG = direct(20_000, 9)
+
+
+def measured_plan(problem, resources):
+    """Plan of a fit whose rows are not given."""
+    return settled(FitChoice(problem, resources), None)
 
 
 @pytest.fixture(autouse=True)
