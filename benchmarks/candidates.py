@@ -8,13 +8,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+from dkrr.fitting.costs.details import Float32Factor, Iterative, RowPasses, TileProducts
+from dkrr.fitting.methods import make_plan
 from dkrr.linalg.result import SolveResult
 from dkrr.planning import Plan, Strategy
-from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.searches import SelectionPlan
-from dkrr.planning.strategy import Float32Factor, Iterative, RowPasses, TileProducts
 
 
 def tier(c: Strategy) -> str:

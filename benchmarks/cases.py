@@ -38,7 +38,8 @@ from dkrr.fitting import run
 from dkrr.kernels import Matern
 from dkrr.linalg import TASK_MODULES
 from dkrr.linalg.result import SolveResult
-from dkrr.planning import Plan, Strategy, detection
+from dkrr.machine import detection
+from dkrr.planning import Plan, Strategy
 from dkrr.planning.searches import SelectionPlan
 from dkrr.selection import candidates
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky

@@ -25,10 +25,10 @@ from dkrr.cluster import ThreadExecutor
 from dkrr.cluster.tasks import peak_resident_bytes
 from dkrr.data import MemoryRows
 from dkrr.features import Nystroem
+from dkrr.fitting.costs.dual_cg_costs import cg_tile
 from dkrr.kernels import RBF, Laplacian
 from dkrr.linalg.products import TiledOperator
 from dkrr.linalg.sources import KERNEL_BLOCK, GramTiles
-from dkrr.planning.dual_cg import cg_tile
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.store import TileGrid
 from dkrr.text import format_bytes, format_seconds

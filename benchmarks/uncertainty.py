@@ -19,8 +19,8 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 import dkrr
+from dkrr.fitting import posterior_plans as plans
 from dkrr.kernels import RBF, Kernel, Laplacian, Matern
-from dkrr.planning import uncertainty as plans
 
 Floats = NDArray[np.float64]
 

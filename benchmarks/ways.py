@@ -16,13 +16,14 @@ from unittest import mock
 import dkrr
 from benchmarks.candidates import admissible, best_of_kinds, is_same, kind, kind_of_plan, matches
 from benchmarks.cases import Case, command, memory_of_first_plan, surroundings
+from dkrr.fitting.costs.details import Iterative
 from dkrr.linalg.preconditioners import estimated_spectrum
 from dkrr.linalg.products import Precision
-from dkrr.planning import Plan, Strategy, calibration, detection
+from dkrr.machine import calibration, detection
+from dkrr.planning import Plan, Strategy
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Rates
 from dkrr.planning.searches import SelectionPlan
-from dkrr.planning.strategy import Iterative
 
 NEAR = 5.0
 """Times of the best plan, of those that are taken unasked, up to which a way is tried."""
@@ -163,8 +164,8 @@ def rate_times(name: str, factor: float) -> Iterator[None]:
     """Context in which plans are made with one rate multiplied by `factor`; no other rate is measured."""
     known, entry_time = detection.known_rates, Problem.entry_time
 
-    def known_rates(fingerprint: Any) -> Any:
-        rates, rates_from = known(fingerprint)
+    def known_rates(profile: Any, given: Any) -> Any:
+        rates, rates_from = known(profile, given)
         return replace(rates, **{name: factor * getattr(rates, name)}), rates_from
 
     def slower(problem: Problem, precision: Precision = "float64") -> float:

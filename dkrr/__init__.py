@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dkrr.estimators.predict_to import predict_to
     from dkrr.estimators.saving import load, save
     from dkrr.fitting.plans import plan
-    from dkrr.planning.calibration import calibrate
+    from dkrr.machine.calibration import calibrate
     from dkrr.selection.optimum import Optimum
     from dkrr.store.inspection import RunStatus, Verification, status, verify
 
@@ -35,7 +35,7 @@ _MODULES = {
     "dkrr.estimators.gram_matrix": ("gram",),
     "dkrr.selection.optimum": ("Optimum",),
     "dkrr.store.inspection": ("RunStatus", "Verification", "status", "verify"),
-    "dkrr.planning.calibration": ("calibrate",),
+    "dkrr.machine.calibration": ("calibrate",),
     "dkrr.estimators.saving": ("load", "save"),
     "dkrr.fitting.plans": ("plan",),
     "dkrr.estimators.predict_to": ("predict_to",),

@@ -90,6 +90,34 @@ def setting(name: str) -> Any:
     return _CHECKS[name](dask.config.get(f"dkrr.{name}"), f"dkrr.{name} in Dask's configuration")
 
 
+_valid: tuple[list[int], list[Any], dict[str, Any]] = [], [], {}
+"""Identities of a configuration's names and values, which were all right; they themselves; and the checked values."""
+
+
+def checked_settings() -> dict[str, Any]:
+    """Checked values of all settings by their names, as `setting` returns them.
+
+    Every fit reads all of them; objects that were right at the last time are not checked again.
+
+    Raises
+    ------
+    InputError
+        Naming a setting that is wrong.
+    """
+    global _valid
+    given = dask.config.get("dkrr")
+    found = [*given, *given.values()]
+    for part in (given.get("local"), given.get("rates")):
+        if type(part) is dict:
+            found += [*part, *part.values()]
+    identities = list(map(id, found))
+    valid, _, settings = _valid
+    if identities != valid:
+        settings = {name: setting(name) for name in _CHECKS}
+        _valid = identities, found, settings
+    return settings
+
+
 def check_settings() -> None:
     """Refuse a wrong value of any setting before work starts.
 
@@ -107,8 +135,7 @@ def check_settings() -> None:
     >>> from dkrr.config import check_settings
     >>> check_settings()
     """
-    for name in _CHECKS:
-        setting(name)
+    checked_settings()
 
 
 def temporary_directory() -> str:

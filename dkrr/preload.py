@@ -13,7 +13,7 @@ import dask
 import threadpoolctl
 from dask.utils import parse_timedelta
 
-import dkrr.fitting  # noqa: F401  (what tasks need)
+import dkrr.fitting.run  # noqa: F401  (what tasks need)
 from dkrr.cluster.worker_settings import WORKER_SETTINGS, problems, report
 
 logger = logging.getLogger(__name__)

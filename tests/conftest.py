@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from benchmarks.local_client import local_client
 from dkrr.linalg import TASK_MODULES
-from dkrr.planning import detection
+from dkrr.machine import detection
 from tests import s3
 
 WORKER_MEMORY = 2**30

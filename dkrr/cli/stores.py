@@ -19,7 +19,7 @@ def _place(given: dict[str, Any], name: str, what: str) -> str:
 def info(**given: Any) -> None:
     """Describe a saved model; without MODEL, this machine (or a cluster) and the rates that plans use."""
     from dkrr.cli.show import machine_text, model_text
-    from dkrr.planning.detection import describe
+    from dkrr.machine.detection import describe
     from dkrr.store.description import describe_model
 
     if given["path"] is None:
@@ -88,7 +88,7 @@ def calibrate(**given: Any) -> None:
 
     import dkrr as library
     from dkrr.cli.show import machine_text
-    from dkrr.planning.detection import describe
+    from dkrr.machine.detection import describe
 
     workers, folder = given["workers"], given["folder"]
     folder = None if folder is None else location(folder, "--folder", "an existing folder")

@@ -83,7 +83,7 @@ class Confinement:
 
 def confinement() -> Confinement | None:
     """Why this process must do the work itself; None if it may start workers or use those of its client."""
-    worker = _worker_of_task()
+    worker = _worker_of_task() if "distributed.worker" in sys.modules else None
     if worker is not None:
         return Confinement(TASK, max(1, worker.state.nthreads), worker.memory_manager.memory_limit or None)
     client = current_client()
@@ -243,7 +243,13 @@ def _memory_groups(root: Path, process: int) -> tuple[MemoryGroup, ...]:  # noqa
 
 def available_bytes(root: Path = ROOT) -> int:
     """Memory that this machine could still give, within the limits of the control groups."""
-    return min(int(psutil.virtual_memory().available), *(g.available_bytes() for g in memory_groups(root)), UNLIMITED)
+    found = None
+    with suppress(OSError):  # psutil reads the same file, and computes a dozen other numbers
+        found = re.search(rb"^MemAvailable:\s*(\d+) kB$", read_system_file("/proc/meminfo"), re.MULTILINE)
+    available = int(psutil.virtual_memory().available) if found is None else 1024 * int(found[1])
+    for group in _memory_groups(root, os.getpid()):
+        available = min(available, group.available_bytes())
+    return available
 
 
 def resident_bytes() -> int:
@@ -260,8 +266,8 @@ def process_limit_bytes() -> int | None:
     Those limits are of addresses, of which libraries and threads reserve more than they use. The excess is taken to be
     that of this process in every process.
     """
-    limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
-    if not any(0 <= limit < UNLIMITED for limit in limits):  # Linux tells no limit as -1
+    limits = resource.getrlimit(resource.RLIMIT_AS)[0], resource.getrlimit(resource.RLIMIT_DATA)[0]
+    if not 0 <= limits[0] < UNLIMITED and not 0 <= limits[1] < UNLIMITED:  # Linux tells no limit as -1
         return None
     info = psutil.Process().memory_info()
     # Some systems do not count the addresses of private data; all addresses are at least as many.

@@ -36,6 +36,27 @@ times. With fewer, the rows of a tile would be read and transposed more often.""
 SPARSE_BLOCK_ENTRIES = 2**21
 """Most stored entries of sparse rows that a pass reads at once, 24 MiB or 32: each block passes over the vectors that
 it is added to, which may be as wide as X, so smaller ones would take longer."""
+SPARSE_ENTRY_BYTES = 16
+"""Bytes of a stored entry of sparse rows, with an index of 8 bytes."""
+
+
+def sparse_bytes_at_once(height: int, row_bytes: int, largest: int, largest_row: int, *, in_strips: bool) -> int:
+    """Most bytes that are read at once of consecutive sparse rows.
+
+    Parameters
+    ----------
+    height : int
+        Rows.
+    row_bytes : int
+        Bytes of one row where rows are heaviest (`Rows.dense_window_row_bytes`).
+    largest, largest_row : int
+        Bytes of the heaviest `height` rows, wherever they are, and of the heaviest one.
+    in_strips : bool
+        As `Rows.row_ranges` reads them for a tile; else as a pass does.
+    """
+    windows = -(-height // WINDOW_ROWS) * WINDOW_ROWS * row_bytes
+    entries = SPARSE_ENTRY_BYTES * ((SPARSE_STRIP_ENTRIES if in_strips else SPARSE_BLOCK_ENTRIES) + height)
+    return min(windows, largest, max(entries, largest_row))
 
 
 class Rows(ABC):

@@ -45,11 +45,11 @@ from dkrr.data.transformers import (
 )
 from dkrr.errors import InputError, InputTypeError, NotFittedError
 from dkrr.estimators.typed import BaseEstimator
-from dkrr.fitting import Fit
 from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.prediction import predict
 from dkrr.fitting.prediction_plans import displayed
 from dkrr.fitting.requests import Settings, check_sizes, checked_kernel, checked_store, checked_weights
+from dkrr.fitting.run import Fit
 from dkrr.fitting.sampled import with_bounding_box
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import SEPARATOR, Parameters

@@ -23,7 +23,6 @@ from dkrr.data import NON_LABEL_KINDS, Rows, as_rows, load_labels, refuse_unread
 from dkrr.errors import InputError, InputTypeError
 from dkrr.estimators.kernel_estimator import OF_INPUTS, KernelEstimator, is_local, is_plain, refuse_other_kind
 from dkrr.estimators.typed import ClassifierMixin
-from dkrr.fitting import Fit, FittedModel, fit
 from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.prediction_plans import Asked, plan_of_rows
 from dkrr.fitting.requests import (
@@ -35,6 +34,8 @@ from dkrr.fitting.requests import (
     likelihood_of,
     refuse_extreme_weights,
 )
+from dkrr.fitting.results import FittedModel
+from dkrr.fitting.run import Fit, fit
 from dkrr.kernels import Kernel
 from dkrr.linalg.likelihood import Likelihood, Softmax
 from dkrr.linalg.newton import Point

@@ -37,7 +37,7 @@ from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.kernels.names import SEARCHED, warn_of_unused
 from dkrr.linalg.result import Status
-from dkrr.planning.detection import detect
+from dkrr.machine.detection import detect
 from dkrr.planning.searches import SelectionPlan, seconds_of_fit, seconds_of_scores
 from dkrr.planning.selection import FoldSizes, ScoringPlan
 from dkrr.selection import Folds, LearningCurve, all_candidates_failed_error, displayed, without_score

@@ -29,7 +29,6 @@ from dkrr.estimators.kernel_estimator import (
 )
 from dkrr.estimators.search import check_groups, checked_folds
 from dkrr.estimators.typed import MultiOutputMixin, RegressorMixin
-from dkrr.fitting import Fit, fit
 from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.growth import GrownSums, grown, sums_of
 from dkrr.fitting.intervals import CrossValidationIntervals
@@ -48,6 +47,7 @@ from dkrr.fitting.requests import (
     refuse_extreme_targets,
     refuse_extreme_weights,
 )
+from dkrr.fitting.run import Fit, fit
 from dkrr.fitting.sampled import with_bounding_box
 from dkrr.kernels import Kernel
 from dkrr.planning.predictions import PredictionPlan

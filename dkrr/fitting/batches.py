@@ -18,7 +18,7 @@ from dkrr.data.arrays import mapped_array, release_pages
 from dkrr.errors import UnreachableStoreError
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData
-from dkrr.fitting.dual_ridge import DirectDual, FactoredDual, IteratedDual
+from dkrr.fitting.dual_ridge import DualRidge
 from dkrr.fitting.results import Solution
 from dkrr.linalg.condition import worst
 from dkrr.linalg.iteration_state import CGOutcome
@@ -27,8 +27,7 @@ from dkrr.planning import Plan
 from dkrr.store import TileGrid
 from dkrr.store.run_store import BATCHES, N_BATCHES, UNLIKE_OURS
 
-DualForm = DirectDual | FactoredDual | IteratedDual
-SolveBatch = Callable[[DualForm, TrainingData, NDArray[np.intp]], Solution]
+SolveBatch = Callable[[Any, TrainingData, NDArray[np.intp]], Solution]
 """Solves for some targets with the systems of their batch, from their data and numbers."""
 
 SOLUTION_CHUNK_BYTES = 16 * 2**20
@@ -58,21 +57,29 @@ def batches_of(data: TrainingData, width: int, *, mixes_alphas: bool) -> Iterato
 
 
 def solve_in_batches(
-    form: DualForm, data: TrainingData, plan: Plan, context: Context, solve_batch: SolveBatch
+    form: DualRidge,
+    data: TrainingData,
+    plan: Plan,
+    context: Context,
+    solve_batch: SolveBatch,
+    *,
+    mixes_alphas: bool,
 ) -> Solution:
     """Solution of all targets.
 
     Parameters
     ----------
-    form : DirectDual, FactoredDual or IteratedDual
+    form : DualRidge
         Made of all data.
     solve_batch : callable
+    mixes_alphas : bool
+        Whether a batch has targets of several λ.
     """
     t = data.targets.shape[1]
     coef = mapped_array(data.targets.shape, setting("temporary-directory"))
     intercept, squares, residuals = np.empty(t), np.empty(t), np.empty(t)
     finished, solutions = FinishedBatches(context, form.matrix.rows), list[Solution]()
-    batches = list(batches_of(data, plan.problem.batch, mixes_alphas=isinstance(form, IteratedDual)))
+    batches = list(batches_of(data, plan.problem.batch, mixes_alphas=mixes_alphas))
     finished.begin(len(batches))
     for batch in batches:
         found = finished.load(batch)

@@ -47,7 +47,6 @@ from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.linalg.sources import ResidentRows
 from dkrr.planning import Plan
 from dkrr.planning.resources import Rates
-from dkrr.planning.strategy import FourierSolve
 from dkrr.store import RunStore
 from dkrr.store.lock import owned
 from dkrr.store.paths import local_path, resolved_place
@@ -193,9 +192,11 @@ def _memory(plan: Plan, held: int) -> str:
 def _note(ready: int, planned: int) -> None:
     """Keep what workers hold for the next plan: where it is more than planned for, or much less than was kept."""
     # Not at the top: workers import this module, and detect nothing.
-    from dkrr.planning.profile import record_baseline, recorded_baseline
+    from dkrr.config import setting
+    from dkrr.machine.detection import recorded_baseline
+    from dkrr.machine.profile import record_baseline
 
-    if ready > planned or MUCH_LESS * ready < recorded_baseline():
+    if ready > planned or MUCH_LESS * ready < recorded_baseline(setting("profile-directory")):
         record_baseline(ready)
 
 
@@ -540,7 +541,7 @@ def _opened(plan: Plan, storage: Storage, stack: ExitStack, progress: Progress) 
 def _needs_one_blas_thread(plan: Plan) -> bool:
     """Whether tasks run side by side in this process, or are so small that BLAS's threads would not pay."""
     # Threads of a Fourier solve transform, without BLAS.
-    if plan.execution == "dask" or isinstance(plan.chosen.details, FourierSolve):
+    if plan.execution == "dask" or not plan.chosen.method.calls_blas:
         return False
     if plan.execution == "memory":
         return plan.uses_threads or plan.seconds * plan.resources.rates.gemm_flops < blas.SMALL_FLOPS

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dkrr.data import MemoryRows, Rows
 from dkrr.fitting.context import Context
+from dkrr.fitting.costs.details import Direct, Float32Factor, Iterative
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.gram import (
     NOT_CONTRACTING,
@@ -31,7 +32,6 @@ from dkrr.linalg.residual import Check, energies, subtract_intercept_residual, w
 from dkrr.linalg.result import Status, direct_status, is_doubtful
 from dkrr.linalg.triangle import TriangleRows
 from dkrr.planning import Plan
-from dkrr.planning.strategy import Direct, Float32Factor, Iterative
 from dkrr.text import plural
 
 Array = NDArray[np.float64]

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from dkrr.cluster import Task
 from dkrr.data import MemoryRows, Rows
 from dkrr.fitting.context import Context
+from dkrr.fitting.costs.details import FourierSolve
+from dkrr.fitting.costs.fourier_costs import REFINED_RESIDUAL
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.iteration import settings_of
 from dkrr.fitting.normal_rows import RIDGE, NormalRows
@@ -30,8 +32,6 @@ from dkrr.linalg.fourier_sums import FourierSums, sums_of_segment
 from dkrr.linalg.products import column_norms
 from dkrr.linalg.sources import Vectors
 from dkrr.planning import Plan
-from dkrr.planning.strategy import FourierSolve
-from dkrr.planning.transforms import REFINED_RESIDUAL
 from dkrr.store import TileGrid
 from dkrr.text import plural
 

@@ -16,6 +16,7 @@ from dkrr.data import Rows
 from dkrr.data.rows import dense
 from dkrr.errors import Float32BreakdownError, NotPositiveDefiniteError
 from dkrr.fitting.context import Context
+from dkrr.fitting.costs.details import Direct, Float32Factor, Iterative
 from dkrr.fitting.data import FitData
 from dkrr.fitting.direct import DirectSystems, MemorySystems, TiledSystems, tile_threads
 from dkrr.fitting.kept_preconditioner import KeptPreconditioner
@@ -43,7 +44,7 @@ from dkrr.linalg.sources import (
     symmetry_tasks,
 )
 from dkrr.linalg.substitution import LocalFactor, ScaledFactor, SharedFactor
-from dkrr.planning.strategy import Direct, Float32Factor, Iterative, Tiling
+from dkrr.planning.strategy import Tiling
 from dkrr.store import TileGrid
 
 Array = NDArray[np.float64]

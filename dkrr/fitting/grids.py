@@ -15,12 +15,12 @@ from dkrr.cluster.process import usable_threads
 from dkrr.data import Rows
 from dkrr.data.rows import check_finite, dense
 from dkrr.errors import DkrrError, InputError
+from dkrr.fitting.costs.fourier_costs import REFINED_RESIDUAL, lost_alpha, refusal
 from dkrr.kernels.fourier_grid import SERIES_ROUNDING, FourierGrid, grid_columns
 from dkrr.kernels.nonuniform import MISSING
 from dkrr.planning.facts import Box
 from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import Reason
-from dkrr.planning.transforms import REFINED_RESIDUAL, lost_alpha, refusal
 from dkrr.text import format_seconds
 
 MAX_FEATURES = 400_000

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dkrr.cluster import Progress
 from dkrr.errors import InputError, warn_inaccurate
 from dkrr.fitting.context import Context, open_context, progress_of
+from dkrr.fitting.costs.fourier_costs import lost_alpha
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.fourier_ridge import ROUNDING as GRID_ROUNDING
 from dkrr.fitting.grids import refuse_outside
@@ -39,7 +40,6 @@ from dkrr.linalg.residual import relative_by_columns
 from dkrr.linalg.result import INACCURATE_ABOVE, NORMAL_EQUATIONS, in_terms_of_alpha
 from dkrr.linalg.sums import MIN_QUADRATIC, NormalSolution, NormalSystem, ReferredSums, cho_solve
 from dkrr.planning import Plan
-from dkrr.planning.transforms import lost_alpha
 from dkrr.text import plural
 
 Array = NDArray[np.float64]

@@ -19,11 +19,11 @@ from dkrr.cluster import Progress
 from dkrr.cluster.process import usable_threads
 from dkrr.data import MemoryRows, Rows
 from dkrr.errors import InputError
-from dkrr.fitting import fit
 from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.fold_models import Array, FoldModels, Numbers, lists_of, predictions_beside, sorted_sizes
 from dkrr.fitting.prediction import predict_in_memory
 from dkrr.fitting.requests import FitRequest, Targets
+from dkrr.fitting.run import fit
 from dkrr.kernels import Kernel
 from dkrr.linalg.shifted_lists import ShiftedLists
 from dkrr.planning.predictions import power_of_two

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.fitting.context import Context
+from dkrr.fitting.costs.dual_cg_costs import growth_seconds
 from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky, pivot_stopping_rule
@@ -14,7 +15,6 @@ from dkrr.linalg.preconditioners import Preconditioner
 from dkrr.linalg.products import Operator
 from dkrr.linalg.solver_settings import ConjugateGradient, RPCholesky
 from dkrr.planning import Plan
-from dkrr.planning.dual_cg import growth_seconds
 
 Array = NDArray[np.float64]
 

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.errors import StoreError, UnreachableStoreError
+from dkrr.fitting.costs.dual_cg_costs import is_worth_keeping
 from dkrr.linalg.factor_rows import KeptColumns
 from dkrr.linalg.pivoted_cholesky import FactorState, PivotedCholesky
-from dkrr.planning.dual_cg import is_worth_keeping
 from dkrr.store import ChunkedArray, RunStore
 from dkrr.store.description import FACTOR_NOTE, matches
 from dkrr.store.run_store import FACTOR, UNLIKE_OURS

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from dkrr.cluster import Task
 from dkrr.data import scan
 from dkrr.fitting.context import Context
+from dkrr.fitting.costs.details import Direct, Iterative
 from dkrr.fitting.data import FitData, TrainingData
 from dkrr.fitting.direct import DirectSystems, MemorySystems, TiledSystems
 from dkrr.fitting.reference import checked_sums, reference_of
@@ -34,7 +35,6 @@ from dkrr.linalg.normal import (
 from dkrr.linalg.passes import Design, Segment
 from dkrr.linalg.products import column_sizes
 from dkrr.linalg.sources import FormedTiles, Vectors, tile_diagonal
-from dkrr.planning.strategy import Direct, Iterative
 from dkrr.store import ChunkedArray, TileGrid
 
 Array = NDArray[np.float64]

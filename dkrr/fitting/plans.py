@@ -42,6 +42,7 @@ from dkrr.fitting.requests import (
     checked_width,
     fields_of_classes,
     fields_of_targets,
+    problem_of_rows,
     refuse_extreme_weights,
 )
 from dkrr.fitting.sampled import with_bounding_box
@@ -52,8 +53,8 @@ from dkrr.kernels.fourier_grid import grid_columns
 from dkrr.kernels.kernel_features import feature_map, is_drawn, refuse_more_components_than_rows
 from dkrr.kernels.names import candidate_grid, candidate_settings, warn_of_unused
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
+from dkrr.machine.detection import detect
 from dkrr.planning import Plan
-from dkrr.planning.detection import detect
 from dkrr.planning.facts import Box
 from dkrr.planning.predictions import PredictionPlan
 from dkrr.planning.problem import Problem
@@ -449,7 +450,7 @@ def _training_rows(X: Any) -> Rows:
 def _problem(rows: Rows | None, kernel: Kernel, n: int, d: int, fields: dict[str, Any]) -> Problem:
     """Problem of a fit to rows, or to a number of rows."""
     if rows is not None:
-        return Problem.of_rows(rows, kernel, **fields)
+        return problem_of_rows(rows, kernel, **fields)
     known = kernel.resolved(d)
     return Problem(n=n, d=d, kernel=known, feature_map=feature_map(known, d), y_in_memory=False, **fields)
 

@@ -31,6 +31,7 @@ from dkrr.fitting.gaussian_process import (
 )
 from dkrr.fitting.gram import GramOperator
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of
+from dkrr.fitting.posterior_plans import plan_iterations
 from dkrr.fitting.prediction import PREDICTED_ROWS
 from dkrr.fitting.request_plans import with_spectrum
 from dkrr.fitting.requests import FitRequest, Targets
@@ -42,10 +43,9 @@ from dkrr.linalg.products import Operator, column_sizes
 from dkrr.linalg.quadrature import LanczosTrace
 from dkrr.linalg.result import Status, in_terms_of_alpha
 from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, BoundedSolution, ResidualBounds, VarianceBounds, variance_bounds
-from dkrr.planning.detection import detect
+from dkrr.machine.detection import detect
 from dkrr.planning.problem import Problem
-from dkrr.planning.strategy import Iterative
-from dkrr.planning.uncertainty import UncertaintyPlan, plan_iterations
+from dkrr.planning.uncertainty import UncertaintyPlan
 
 END_FRACTION = 0.5
 """Fraction of the relative width at which a column ends, judged by rᵀM⁻¹r of the iteration itself."""
@@ -214,7 +214,6 @@ class _BoundedRun:
         """Run for some number of rows; 0: for the targets."""
         plan, scale = planned.plan, data.dual_scale()
         strategy = plan.chosen.details
-        assert isinstance(strategy, Iterative)
         matrix = GramOperator(data, strategy, context, scale)
         preconditioner: LowRank | Identity = Identity()
         if matrix.rank_limit:

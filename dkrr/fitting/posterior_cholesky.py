@@ -24,6 +24,7 @@ from dkrr.fitting.gaussian_process import (
     product_of,
 )
 from dkrr.fitting.gram import FactoredGram
+from dkrr.fitting.prediction_costs import is_kept_in_memory, is_read_by_workers, room_for, size_of_tiles
 from dkrr.fitting.request_plans import plan_of
 from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.results import Left, SavedPosterior
@@ -37,10 +38,9 @@ from dkrr.linalg.result import in_terms_of_alpha
 from dkrr.linalg.solver_settings import Cholesky
 from dkrr.linalg.triangle import TriangleRows, kept_factor
 from dkrr.linalg.variance_bounds import VarianceBounds
+from dkrr.machine.detection import detect
 from dkrr.planning import Plan
-from dkrr.planning.detection import detect
-from dkrr.planning.predictions import FactorSize, is_kept_in_memory, is_read_by_workers, room_for
-from dkrr.planning.strategy import Direct
+from dkrr.planning.predictions import FactorSize
 from dkrr.store import TileGrid
 from dkrr.text import plural
 
@@ -80,7 +80,7 @@ class DualPosterior(CholeskyPosterior):
             self._rows = request.rows if left.rows is None else left.rows
             self._quadratic = np.array(saved.numbers["quadratic"], np.float64)
         else:
-            assert plan is not None and isinstance(plan.chosen.details, Direct)
+            assert plan is not None
             progress = Progress() if opens is None else opens(plan)
             with open_context(plan, None, progress) as context, in_terms_of_alpha([alpha], "dual"):
                 matrix = FactoredGram(self.data, plan.chosen.details, context, scale)
@@ -101,7 +101,7 @@ class DualPosterior(CholeskyPosterior):
     @property
     def factor_size(self) -> FactorSize:
         factor = self._matrix_factor
-        return FactorSize.of_tiles(factor.grid, self._threads, is_stored=factor.is_stored)
+        return size_of_tiles(factor.grid, self._threads, is_stored=factor.is_stored)
 
     def variances_of(self, x: Any) -> VarianceBounds:
         return self._factored.variances(cross_of(self.kernel, self._rows, x, self._scale), diagonal_of(self.kernel, x))

@@ -20,12 +20,14 @@ from dkrr.cluster.process import usable_threads
 from dkrr.data import MemoryRows, Rows
 from dkrr.data.rows import check_finite, dense
 from dkrr.errors import InputError, warn_inaccurate
+from dkrr.fitting.costs.fourier_costs import MAX_SIDE
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.fold_models import function_of
 from dkrr.fitting.gaussian_process import Array, Estimate, Numbers, warn_of_width
 from dkrr.fitting.posterior_cholesky import array_of
 from dkrr.fitting.posterior_primal import PrimalPosterior
+from dkrr.fitting.prediction_costs import size_of_normal
 from dkrr.fitting.primal_rows import PrimalRows
 from dkrr.fitting.results import SavedPosterior
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones, Grid
@@ -44,7 +46,6 @@ from dkrr.linalg.result import in_terms_of_alpha
 from dkrr.linalg.sums import NormalSolution
 from dkrr.linalg.variance_bounds import EPS, VarianceBounds
 from dkrr.planning.predictions import FactorSize
-from dkrr.planning.transforms import MAX_SIDE
 
 
 class FourierPosterior(PrimalPosterior):
@@ -142,7 +143,7 @@ class FourierPosterior(PrimalPosterior):
 
     @property
     def factor_size(self) -> FactorSize:
-        return FactorSize.of_normal(self._grid.dimension, is_transform=True)
+        return size_of_normal(self._grid.dimension, is_transform=True)
 
     def variances(
         self,

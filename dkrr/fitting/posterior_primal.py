@@ -18,6 +18,7 @@ from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.fold_models import FoldModels, function_of
 from dkrr.fitting.gaussian_process import CholeskyPosterior, Estimate
 from dkrr.fitting.posterior_cholesky import Opens, array_of
+from dkrr.fitting.prediction_costs import size_of_normal
 from dkrr.fitting.primal_rows import PrimalRows, not_shown, rows_in_block
 from dkrr.fitting.request_plans import plan_of
 from dkrr.fitting.requests import FitRequest, Targets
@@ -103,7 +104,7 @@ class PrimalPosterior(CholeskyPosterior):
 
     @property
     def factor_size(self) -> FactorSize:
-        return FactorSize.of_normal(self._n_features)
+        return size_of_normal(self._n_features)
 
     def variances_of(self, x: Any) -> VarianceBounds:
         features = self._rows.features

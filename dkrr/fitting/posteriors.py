@@ -29,8 +29,18 @@ from dkrr.fitting.intervals import CrossValidationIntervals, RefittedFolds, refi
 from dkrr.fitting.posterior_cg import IteratedPosterior
 from dkrr.fitting.posterior_cholesky import DualPosterior
 from dkrr.fitting.posterior_fourier import FourierPosterior
+from dkrr.fitting.posterior_plans import plan_uncertainty
 from dkrr.fitting.posterior_primal import PrimalPosterior
 from dkrr.fitting.prediction import refuse_nan
+from dkrr.fitting.prediction_costs import (
+    is_kept_in_memory,
+    is_read_by_workers,
+    memory_of,
+    room_for,
+    rows_together,
+    size_of_normal,
+    size_of_tiles,
+)
 from dkrr.fitting.request_plans import plan_of, with_spectrum
 from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.results import SavedPosterior
@@ -40,21 +50,12 @@ from dkrr.kernels.kernel_features import feature_map, parts_of
 from dkrr.linalg.held_out import folds_flops
 from dkrr.linalg.posterior import takes_second_sweep
 from dkrr.linalg.variance_bounds import VarianceBounds
+from dkrr.machine.detection import detect
 from dkrr.planning import Plan
-from dkrr.planning.detection import detect
-from dkrr.planning.predictions import (
-    ROWS_TOGETHER,
-    Deviations,
-    FactorSize,
-    is_kept_in_memory,
-    is_read_by_workers,
-    memory_of,
-    room_for,
-    rows_together,
-)
+from dkrr.planning.predictions import ROWS_TOGETHER, Deviations
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
-from dkrr.planning.uncertainty import UncertaintyPlan, plan_uncertainty
+from dkrr.planning.uncertainty import UncertaintyPlan
 from dkrr.store import TileGrid
 from dkrr.store.paths import local_path
 from dkrr.text import format_seconds
@@ -356,7 +357,7 @@ class Posteriors:
             grid = TileGrid(n, saved.numbers["tile"], saved.numbers["panel"])
             room = room_for(resources, resources.local_baseline_bytes)
             is_stored = (in_stores and is_read_by_workers(memory_of(grid))) or not is_kept_in_memory(grid, room)
-            size = FactorSize.of_tiles(grid, threads, is_stored=is_stored)
+            size = size_of_tiles(grid, threads, is_stored=is_stored)
             return Deviations(size, size.loaded_bytes / resources.rates.read_bytes)
         plan: UncertaintyPlan | None = None
         if saved is None and not self._has_primal_factor(alpha):  # as `_chosen`, whatever earlier questions have left
@@ -368,11 +369,11 @@ class Posteriors:
             return Deviations(size if in_stores else replace(size, loaded_bytes=0))  # it is in memory already
         if plan is None:
             side = saved.arrays["factor"].shape[0] if saved is not None else self._n_features + 1
-            size = FactorSize.of_normal(side, is_transform=self._request.features is not None)
+            size = size_of_normal(side, is_transform=self._request.features is not None)
             flops = 0.0 if saved is not None else self._flops_of_sums + side**3 / 3
             return Deviations(size, resources.rates.seconds(Work(gemm_flops=flops), threads))
-        tiling, is_memory = plan.plan.chosen.details.tiling, plan.plan.chosen.place.is_memory
-        size = FactorSize.of_tiles(TileGrid(n, tiling.tile, tiling.panel), threads, is_stored=not is_memory)
+        tiling, is_memory = plan.plan.chosen.tiling, plan.plan.chosen.place.is_memory
+        size = size_of_tiles(TileGrid(n, tiling.tile, tiling.panel), threads, is_stored=not is_memory)
         return Deviations(size, plan=plan)
 
     def flops_of_folds(self, n_folds: int) -> float:

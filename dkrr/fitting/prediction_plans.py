@@ -1,4 +1,4 @@
-"""Plans of predictions by a fitted function: its sizes and those of new rows, for `planning.predictions`."""
+"""Plans of predictions by a fitted function: its sizes and those of new rows, for `fitting.prediction_costs`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,16 +16,11 @@ from dkrr.fitting.context import QUIET_SECONDS
 from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.posteriors import Posteriors
 from dkrr.fitting.prediction import Advance
-from dkrr.planning.detection import detect
-from dkrr.planning.measures import with_measured_kernel
-from dkrr.planning.predictions import (
-    Deviations,
-    Prediction,
-    PredictionPlan,
-    is_read_by_workers,
-    plan_prediction,
-    power_of_two,
-)
+from dkrr.fitting.prediction_costs import is_read_by_workers, plan_prediction
+from dkrr.fitting.requests import problem_of_rows
+from dkrr.machine.detection import detect
+from dkrr.machine.measures import with_measured_kernel
+from dkrr.planning.predictions import Deviations, Prediction, PredictionPlan, power_of_two
 from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import Reason
 from dkrr.text import format_bytes, plural
@@ -79,7 +74,7 @@ def plan_of_rows(model: FittedFunction, rows: Rows, asked: Asked, memory_limit: 
         map_ = model.feature_map
         problem = Problem(n=1, d=model.n_features, n_targets=t, kernel=model.kernel, feature_map=map_)
     else:
-        problem = with_measured_kernel(Problem.of_rows(training, model.kernel, n_targets=t), training)
+        problem = with_measured_kernel(problem_of_rows(training, model.kernel, n_targets=t), training)
         problem = replace(problem, feature_map=model.feature_map)
     is_transformed = isinstance(rows, TransformedRows)
     height, inputs = _rows_per_block(t, rows), rows.inputs if isinstance(rows, TransformedRows) else rows

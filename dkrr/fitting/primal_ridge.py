@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.fitting.context import Context
+from dkrr.fitting.costs.details import Direct, Iterative
 from dkrr.fitting.data import TargetSizes, TrainingData
 from dkrr.fitting.dual_ridge import Group, RidgeSystem
 from dkrr.fitting.iteration import iteration_of, settings_of
@@ -33,7 +34,6 @@ from dkrr.linalg.result import (
 )
 from dkrr.linalg.sources import Vectors
 from dkrr.planning import Plan
-from dkrr.planning.strategy import Direct, Iterative
 from dkrr.text import plural
 
 Array = NDArray[np.float64]

@@ -8,19 +8,19 @@ from typing import Generic, Protocol, TypeVar
 from dkrr.data import Rows
 from dkrr.errors import DkrrError, InputError, MemoryLimitError, PlanError, WrongStoreError
 from dkrr.fitting.grids import Grid, box_of, error_for, grid_in_box, may_have_grid
+from dkrr.fitting.methods import make_plan
 from dkrr.fitting.requests import FitRequest
 from dkrr.kernels.fourier_grid import grid_columns
 from dkrr.kernels.kernel_features import is_drawn, refuse_more_components_than_rows
 from dkrr.kernels.nonuniform import is_available
 from dkrr.linalg.preconditioners import MAX_SAMPLE_BYTES, MIN_SAMPLED_ROWS, SAMPLE, estimated_spectrum
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
+from dkrr.machine.calibration import newly_measured
+from dkrr.machine.detection import detect
+from dkrr.machine.measures import GRAM_SECONDS, with_measured_kernel
 from dkrr.planning import Plan
-from dkrr.planning.calibration import newly_measured
-from dkrr.planning.detection import detect
 from dkrr.planning.explain import is_soon_done
 from dkrr.planning.facts import TYPICAL, Spectrum
-from dkrr.planning.measures import GRAM_SECONDS, with_measured_kernel
-from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Because, Problem
 from dkrr.planning.reasons import NO_REASON, Reason
 from dkrr.planning.resources import Resources
@@ -194,7 +194,7 @@ class FitChoice(Choice[Plan]):
             return plain.noted(on_grid)
         if plain.seconds <= on_grid.seconds:
             return plain.noted(grid.is_slower(on_grid.seconds))
-        return replace(on_grid, rejected=(*on_grid.rejected, plain.chosen, *plain.rejected))
+        return replace(on_grid, compared=(plain.chosen, *plain.rejected))
 
 
 def plan_of(request: FitRequest, resources: Resources | None = None) -> Plan:
@@ -276,4 +276,5 @@ def plan_of_sums(request: FitRequest) -> tuple[FitRequest, Plan]:
     stages = [one for one in in_memory.stages if one.name in (SUMMED, "factorisation")]
     stages = [replace(one, peak_bytes=one.peak_bytes + more) for one in stages]
     chosen = replace(in_memory, stages=tuple(stages), refused=NO_REASON)
-    return request, replace(plan, chosen=chosen, rejected=tuple(one for one in plan.rejected if one is not in_memory))
+    others = tuple(one for one in plan.candidates[1:] if one is not in_memory)
+    return request, replace(plan, chosen=chosen, candidates=(in_memory, *others))

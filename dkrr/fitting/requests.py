@@ -19,12 +19,12 @@ from dkrr.checks import (
     parse_bytes,
     shown,
 )
-from dkrr.data import Rows, as_rows, load_array, load_labels
+from dkrr.data import MemoryRows, Rows, as_rows, load_array, load_labels
 from dkrr.data.arrays import is_mapped
 from dkrr.data.rows import scan
 from dkrr.errors import InputError, InputTypeError, StoreError, WrongStoreError
 from dkrr.kernels import AdditiveChi2, Kernel
-from dkrr.kernels.kernel_features import is_drawn
+from dkrr.kernels.kernel_features import feature_map, is_drawn
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.kernels.names import kernel_of
 from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
@@ -267,7 +267,7 @@ class FitRequest:
 
     def problem(self) -> Problem:
         """Sizes and settings that its cost depends on."""
-        found = Problem.of_rows(
+        found = problem_of_rows(
             self.rows,
             self.settings.kernel,
             n_positive_weights=None if self.weights is None else int(np.count_nonzero(self.weights)),
@@ -280,6 +280,34 @@ class FitRequest:
             **self.outputs.problem_fields(),
         )
         return found if self.features is None else found.with_features(self.features)
+
+
+def problem_of_rows(rows: Rows, kernel: Kernel, **settings: Any) -> Problem:
+    """Problem of fitting these rows; `settings` are its other fields."""
+    n, d = rows.shape
+    kernel = kernel.resolved(d)
+    sizes: dict[str, Any]
+    if isinstance(rows, MemoryRows) and not rows.is_sparse:  # all rows are alike
+        sizes = {"x_bytes": int(rows.array.nbytes)}
+    else:
+        sizes = {
+            "row_bytes": rows.row_bytes,
+            "dense_window_row_bytes": rows.dense_window_row_bytes,
+            "cumulative_largest_row_bytes": rows.cumulative_largest_row_bytes,
+            "x_bytes": rows.n_bytes,
+            "read_overhead_bytes": rows.read_overhead_bytes,
+        }
+    return Problem(
+        n=n,
+        d=d,
+        kernel=kernel,
+        feature_map=None if kernel.is_plain else feature_map(kernel, d),
+        is_sparse=rows.is_sparse,
+        x_is_shared=rows.is_shared,
+        x_in_memory=isinstance(rows, MemoryRows),
+        **sizes,
+        **settings,
+    )
 
 
 def stored_layout(store: str) -> Layout | None:

@@ -1,140 +1,30 @@
-"""Fit models for a request: sample maps, plan, carry out the plan, fall back to a direct solver, warn.
-
-`SOLVERS` has how each way to solve is carried out, for any form at any place.
-"""
+"""Fit models for a request: sample maps, plan, carry out the plan, fall back to a direct solver, warn."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple, Self
-
-import numpy as np
-from numpy.typing import NDArray
 
 from dkrr.cluster import Progress
 from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
 from dkrr.errors import Float32BreakdownError, InputError, MemoryLimitError, PlanError, warn_inaccurate
 from dkrr.fitting import logistic
-from dkrr.fitting.batches import DualForm, solve_in_batches
-from dkrr.fitting.context import Context, open_context, progress_of
+from dkrr.fitting.context import open_context, progress_of
+from dkrr.fitting.costs.fourier_costs import lost_alpha
 from dkrr.fitting.data import FitData, LabelledData, TrainingData, shared_fields
-from dkrr.fitting.dual_ridge import DirectDual, FactoredDual, IteratedDual
-from dkrr.fitting.fourier_ridge import FourierRidge
-from dkrr.fitting.iteration import resumed
-from dkrr.fitting.primal_ridge import DirectPrimal, IteratedPrimal
 from dkrr.fitting.request_plans import plan_of
 from dkrr.fitting.requests import DualStart, FitRequest
-from dkrr.fitting.results import FittedModel, SavedPosterior, Solution, fitted_model, quadratics, scale_of
+from dkrr.fitting.results import FittedModel, SavedPosterior, Solution, fitted_model, quadratics
 from dkrr.fitting.sampled import centre_linear_parts, with_sampled_maps
 from dkrr.fitting.storage import with_repairs
 from dkrr.kernels.kernel_features import is_drawn
-from dkrr.linalg.condition import worst
-from dkrr.linalg.iteration_state import CGOutcome
-from dkrr.linalg.result import SolveResult, in_terms_of_alpha
+from dkrr.linalg.result import SolveResult
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
 from dkrr.planning import Plan
-from dkrr.planning.problem import Because, Form, Loss
+from dkrr.planning.problem import Because, Loss
 from dkrr.planning.reasons import Reason
-from dkrr.planning.strategy import Direct, Float32Factor, FourierSolve, Iterative, StrategyDetails
-from dkrr.planning.transforms import lost_alpha
 from dkrr.text import plural
-
-
-def solve_directly(
-    form: DirectDual | DirectPrimal,
-    data: TrainingData,
-    plan: Plan,
-    context: Context,  # noqa: ARG001
-    start: DualStart | None = None,  # noqa: ARG001
-) -> Solution:
-    """Solve by one factorisation for each distinct λ."""
-    for system in form.systems():
-        with in_terms_of_alpha([system.alpha], plan.form, partial(scale_of, data, plan.form)):
-            form.solve(system)
-    return form.solution()
-
-
-def solve_iteratively(
-    form: IteratedDual | IteratedPrimal,
-    data: TrainingData,
-    plan: Plan,
-    context: Context,
-    start: DualStart | None = None,
-) -> Solution:
-    """Conjugate gradient for all λ at once, which a run of the same store resumes."""
-    with in_terms_of_alpha(np.unique(data.alphas), plan.form, partial(scale_of, data, plan.form)):
-        if start is not None and isinstance(form, IteratedDual):
-            return _continued(form, start, context)
-        iteration, groups = form.iteration()
-        outcome = resumed(context, iteration, lambda state: form.iterate(iteration, groups, state))
-    return form.solution(outcome)
-
-
-def _continued(form: IteratedDual, start: DualStart, context: Context) -> Solution:
-    """Solve by conjugate gradient, starting from `start` or from a newer checkpoint."""
-    iteration, groups = form.iteration(is_deferred=True)
-    first = np.hstack([start.of(system.alpha, system.columns) for system in form.systems()])
-    outcome = resumed(context, iteration, lambda state: form.iterate(iteration, groups, state, first))
-    return form.solution(replace(outcome, messages=(start.note, *outcome.messages)))
-
-
-def solve_with_float32_factor(
-    form: FactoredDual,
-    data: TrainingData,
-    plan: Plan,  # noqa: ARG001
-    context: Context,  # noqa: ARG001
-    start: DualStart | None = None,  # noqa: ARG001
-) -> Solution:
-    """Solve by one factorisation in float32 for each distinct λ, and iterations in float64 with it."""
-    outcomes = list[CGOutcome]()
-    for system in form.systems():
-        with in_terms_of_alpha([system.alpha], "dual", partial(scale_of, data, "dual")):
-            outcomes.append(form.solve(system))
-    return form.solution(merged(outcomes))
-
-
-def solve_by_transforms(
-    form: FourierRidge,
-    data: TrainingData,
-    plan: Plan,
-    context: Context,  # noqa: ARG001
-    start: DualStart | None = None,  # noqa: ARG001
-) -> Solution:
-    """Solve by one pass over the rows for all systems, and others that refine their solutions."""
-    with in_terms_of_alpha(np.unique(data.alphas), plan.form, partial(scale_of, data, plan.form)):
-        return form.solution()
-
-
-class Method(NamedTuple):
-    """Functions that carry out one solver, by form."""
-
-    forms: Mapping[Form, Any]
-    """Systems of each form, made of what the plan says of the solver, data, plan and context."""
-    solve: Callable[[Any, TrainingData, Plan, Context, DualStart | None], Solution]
-
-
-SOLVERS: Mapping[type[StrategyDetails], Method] = {
-    Direct: Method({"dual": DirectDual, "primal": DirectPrimal}, solve_directly),
-    Iterative: Method({"dual": IteratedDual, "primal": IteratedPrimal}, solve_iteratively),
-    Float32Factor: Method({"dual": FactoredDual}, solve_with_float32_factor),
-    FourierSolve: Method({"primal": FourierRidge}, solve_by_transforms),
-}
-
-
-def _solution(data: TrainingData, plan: Plan, context: Context, start: DualStart | None) -> Solution:
-    """Solution of all targets, in the batches of the plan."""
-    way = SOLVERS[type(plan.chosen.details)]
-    form = way.forms[plan.form](plan.chosen.details, data, plan, context)
-    if plan.form == "primal" or not plan.problem.batch:
-        return way.solve(form, data, plan, context, start)
-
-    def solve_batch(one: DualForm, part: TrainingData, columns: NDArray[np.intp]) -> Solution:
-        here = None if start is None else start.of_targets(columns)
-        return way.solve(one, part, plan, context, here)
-
-    return solve_in_batches(form, data, plan, context, solve_batch)
 
 
 def fit_regression(request: FitRequest, data: TrainingData, plan: Plan, progress: Progress) -> tuple[FittedModel]:
@@ -142,7 +32,7 @@ def fit_regression(request: FitRequest, data: TrainingData, plan: Plan, progress
     begun = time.perf_counter()
     start = request.start if isinstance(request.start, DualStart) else None
     with open_context(plan, request.settings.store, progress) as context:
-        solution = _solution(data, plan, context, start)
+        solution: Solution = plan.chosen.method.ridge(data, plan, context, start)
         posteriors = posteriors_left(request, data, plan, solution)
         if posteriors is not None and request.folds:
             posteriors.fold_models(request.folds, context)
@@ -170,21 +60,6 @@ def shortfall(result: SolveResult, plan: Plan) -> str:
         else ""
     )
     return f"true relative residual {result.residual:.1e}{after}: {result.status.value}"
-
-
-def merged(outcomes: Sequence[CGOutcome]) -> CGOutcome:
-    """Outcomes of several systems as one: the worst status, all residuals, the sum of the iterations."""
-    bad = [o.status for o in outcomes if not o.status.is_good]
-    return CGOutcome(
-        x=outcomes[-1].x,
-        residuals=np.concatenate([o.residuals for o in outcomes]),
-        status=bad[0] if bad else outcomes[-1].status,
-        iterations=sum(o.iterations for o in outcomes),
-        rank=0,
-        history=tuple(h for o in outcomes for h in o.history),
-        messages=tuple(m for o in outcomes for m in o.messages),
-        condition=worst([o.condition for o in outcomes]),
-    )
 
 
 class LossFit(NamedTuple):

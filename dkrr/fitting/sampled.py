@@ -11,6 +11,7 @@ from dkrr.cluster import Progress
 from dkrr.data import MemoryRows, Rows, scan, write_rows
 from dkrr.data.rows import check_finite
 from dkrr.fitting.context import Context
+from dkrr.fitting.costs.centre_costs import DRAWING
 from dkrr.fitting.data import ORIGIN, FitData
 from dkrr.fitting.grids import box_of
 from dkrr.kernels import Kernel, centring
@@ -19,7 +20,6 @@ from dkrr.kernels.kernel_features import feature_map as feature_map_of
 from dkrr.kernels.map_base import Array, FeatureMap, MapKernel
 from dkrr.kernels.nystroem import Nystroem, NystroemMap, entry_seconds, held_bytes, whitened
 from dkrr.linalg.pivoted_cholesky import choose_pivots
-from dkrr.planning.drawing import DRAWING
 from dkrr.store import RunStore
 
 ORIGIN_ROWS = 1024

@@ -10,13 +10,14 @@ from dkrr.errors import InputError, PlanError
 from dkrr.fitting.grids import Grid, grid_in_box, may_have_grid
 from dkrr.fitting.request_plans import Choice, settled
 from dkrr.fitting.requests import Settings
+from dkrr.fitting.score_plans import plan_scores, whole_plan, with_parts
 from dkrr.kernels.fourier_grid import SERIES_ROUNDING
 from dkrr.kernels.nonuniform import is_available
 from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import Resources
-from dkrr.planning.searches import NOTHING_LEFT, Optimising, SelectionPlan, whole_plan
-from dkrr.planning.selection import FoldSizes, ScoringPlan, plan_scores, with_parts
+from dkrr.planning.searches import NOTHING_LEFT, Optimising, SelectionPlan
+from dkrr.planning.selection import FoldSizes, ScoringPlan
 from dkrr.store.paths import resolved_place
 
 

@@ -25,8 +25,6 @@ from dkrr.linalg.products import SAFE_SIZES, Operator, column_norms, column_size
 Array = NDArray[np.float64]
 
 EPS = float(np.finfo(np.float64).eps)
-VECTORS_HELD = 30
-"""Arrays as long as the scores in the calling process."""
 NEGLIGIBLE = 1e-13
 """Relative size of entries of r − C q that are rounding."""
 SMALL_SCALE = 1e-3

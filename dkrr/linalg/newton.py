@@ -162,6 +162,8 @@ CURVATURE_SHIFT = {False: 40, True: 8}
 """Multiple of λ with which a regression takes as many iterations. With the largest curvature that a row can have, a
 quarter, it is 8, and for a softmax that is about right; the models of single classes are sure of most rows (measured on
 digits, 5 classes of 20 informative columns and 16 normal ones, λ of 1 to 0.001)."""
+VECTORS_HELD = 30
+"""Arrays as long as the scores in the calling process, in dual form."""
 MIN_SHIFT_RATIO = 8.0
 """Smallest diagonal shift of a system over λ, with the largest curvature that a row of weight 1 can have."""
 COUPLED_ITERATIONS = 8
@@ -423,6 +425,10 @@ class NewtonWork:
     """Iterations of a step whose systems have complete factors."""
     more: int
     """Iterations of a step besides those that the spectrum makes necessary."""
+    inner_tol: float = INNER_TOL
+    """Relative residual of the systems of a step."""
+    n_vectors: int = VECTORS_HELD
+    """Arrays as long as the scores in the calling process."""
 
     @property
     def products(self) -> int:

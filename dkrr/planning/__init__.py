@@ -1,10 +1,10 @@
-"""The planner: which form, which executor, which tiles, and why; what this machine has, and how fast it is."""
+"""The planner: which form, which executor, which tiles, and why."""
 
 from dkrr.cost import Stage
 from dkrr.planning.plan import Plan
 from dkrr.planning.predictions import PredictionPlan
-from dkrr.planning.profile import Profile
 from dkrr.planning.reasons import Reason
+from dkrr.planning.resources import Profile
 from dkrr.planning.searches import SelectionPlan
 from dkrr.planning.selection import ScoringPlan
 from dkrr.planning.strategy import Strategy

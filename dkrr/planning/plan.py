@@ -2,22 +2,25 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import prod
+from functools import cached_property
 from typing import Any, Self
 
-import numpy as np
-
-from dkrr.kernels.fourier_grid import map_of_predictions
-from dkrr.kernels.kernel_features import arrays_of
 from dkrr.kernels.map_base import FeatureMap
-from dkrr.linalg.triangle import kept_shape
-from dkrr.planning.explain import columns_of, iteration_doubt, kernel_of, layout, matrix_of, rejection, solver_facts
+from dkrr.planning.drawing import Drawing
+from dkrr.planning.explain import (
+    best_of_each_kind,
+    columns_of,
+    iteration_doubt,
+    kernel_of,
+    layout,
+    matrix_of,
+    reasons_of,
+    rejection,
+)
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.reasons import Reason, codes_of
 from dkrr.planning.resources import Execution, RatesFrom, Resources
-from dkrr.planning.strategy import FourierSolve, Strategy
-from dkrr.planning.transforms import sums_bytes
-from dkrr.store import ChunkedArray, TileGrid
+from dkrr.planning.strategy import Strategy
 from dkrr.text import Explained, format_bytes, format_seconds, plural
 
 ITERATION_STAGE = "conjugate gradient"
@@ -75,8 +78,32 @@ class Plan(Explained):
     resources: Resources
     chosen: Strategy
     prediction: Form
-    reasons: tuple[Reason, ...]
-    rejected: tuple[Strategy, ...]
+    candidates: tuple[Strategy, ...]
+    """All that were priced, the cheapest first."""
+    drawing: Drawing | None = None
+    """Centres that are drawn before the fit."""
+    impossible: tuple[Reason, ...] = ()
+    """Why a form has no candidates."""
+    compared: tuple[Strategy, ...] = ()
+    """Others that it was compared with, of plans of the same problem."""
+    more: tuple[Reason, ...] = ()
+    """Reasons that were added to those of the planner."""
+
+    @cached_property
+    def reasons(self) -> tuple[Reason, ...]:
+        """Why so, sentence by sentence; the words are made when they are first read."""
+        return (
+            *reasons_of(self.priced, self.resources, self.chosen, self.candidates),
+            *([] if self.drawing is None else [self.drawing.reason()]),
+            *self.impossible,
+            *self.problem.because.reasons,
+            *self.more,
+        )
+
+    @cached_property
+    def rejected(self) -> tuple[Strategy, ...]:
+        """The other candidates, best first, each with the reason in `refused` or a higher cost."""
+        return (*best_of_each_kind(self.candidates[1:], self.chosen), *self.compared)
 
     @property
     def features(self) -> FeatureMap | None:
@@ -133,16 +160,7 @@ class Plan(Explained):
     @property
     def saved_bytes(self) -> int:
         """Size of the saved model, in whole chunks, but for its description and a transformer."""
-        p, phi = self.priced, self.features
-        if phi is not None and phi.is_transform and self.form == "primal":
-            width = map_of_predictions(phi).dimension(p.d)
-            return sum(map(_bytes_of, [(width, p.n_targets), (p.n_targets, 1)]))
-        coefficients = [(p.dimension or 0, p.n_targets)] if self.prediction == "primal" else []
-        if self.form == "dual" or (p.loss == "squared" and min(p.alphas) > 0 and not p.grows):
-            coefficients.append((p.n, p.n_targets))
-        drawn = [array.shape for array in arrays_of(p.kernel).values()]
-        rows = 0 if self.prediction == "primal" or p.kernel.is_precomputed else _bytes_of_rows(p)
-        return rows + sum(map(_bytes_of, [*coefficients, (p.n_targets, 1), *drawn]))
+        return self.chosen.method.saved_bytes(self)
 
     @property
     def saved_bytes_with_uncertainty(self) -> int | None:
@@ -150,27 +168,8 @@ class Plan(Explained):
 
         A factor for every λ, unless conjugate gradient takes its place.
         """
-        p = self.priced
-        if p.loss != "squared" or p.grows:
-            return None
-        total = (
-            self.saved_bytes
-            + _bytes_of((p.n, p.n_targets))
-            + (0 if p.n_positive_weights is None else _bytes_of((p.n, 1)))
-        )
-        total += _bytes_of_rows(p) if self.prediction == "primal" or p.kernel.is_precomputed else 0
-        for alpha in p.alphas:
-            if self.has_primal_factor and alpha > 0:
-                side = (p.dimension or 0) + (1 if p.fit_intercept else 0)
-                total += _bytes_of((side, side)) + _bytes_of((side, p.n_targets // len(p.alphas)))
-                if not isinstance(self.chosen.details, FourierSolve):
-                    total += _bytes_of((side, 1)) * p.fit_intercept  # means of the features
-                elif self.chosen.details.keeps_factors:
-                    total += sums_bytes(p) // len(p.alphas)
-            elif self.chosen.is_direct:
-                tiling = self.chosen.details.tiling
-                total += _bytes_of(kept_shape(TileGrid(p.n, tiling.tile, tiling.panel))) + _bytes_of((p.n, 1))
-        return total
+        more = self.chosen.method.uncertainty_bytes(self)
+        return None if more is None else self.saved_bytes + more
 
     @property
     def has_primal_factor(self) -> bool:
@@ -197,7 +196,7 @@ class Plan(Explained):
         Plan
             Plan with all reasons.
         """
-        return replace(self, reasons=(*self.reasons, reason))
+        return replace(self, more=(*self.more, reason))
 
     def to_dict(self) -> dict[str, Any]:
         """Plan as values of JSON."""
@@ -240,7 +239,7 @@ class Plan(Explained):
         form = f"{c.form}: {how} {matrix_of(p, c.form)}, {side:,} × {side:,}; predict in {self.prediction} form"
         facts = [
             ("form", form),
-            *solver_facts(c, p),
+            *c.method.facts(c, p),
             ("time", f"about {format_seconds(c.seconds)}{self._range()}"),
             ("rates", RATES[self.resources.rates_from]),
             ("memory", f"at most {format_bytes(c.peak_bytes)} per process (limit {format_bytes(c.limit_bytes)})"),
@@ -262,15 +261,3 @@ class Plan(Explained):
         if most - least <= NARROW * self.seconds:
             return ""
         return f" ({format_seconds(least)} to {format_seconds(most)}: the iterations are an estimate)"
-
-
-def _bytes_of_rows(p: Problem) -> int:
-    """Size of the training rows."""
-    if p.is_sparse or p.x_bytes is None:
-        return p.stored_bytes
-    return _bytes_of((p.n, p.d), f"u{p.x_bytes // (p.n * p.d)}")
-
-
-def _bytes_of(shape: tuple[int, ...], dtype: str = "f8") -> int:
-    array = ChunkedArray.of_rows("", shape, np.dtype(dtype))
-    return prod(array.grid) * array.chunk_bytes

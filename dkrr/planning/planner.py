@@ -6,29 +6,15 @@ from typing import NoReturn
 
 from dkrr.cost import Stage
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, WrongStoreError
-from dkrr.kernels.kernel_features import is_drawn
-from dkrr.kernels.map_base import FeatureMap
-from dkrr.linalg.solver_settings import ConjugateGradient
-from dkrr.planning.drawing import Drawing, drawing_of
-from dkrr.planning.dual_cg import settings_of
-from dkrr.planning.explain import (
-    NO_FACTOR_LEFT,
-    NOT_ENOUGH_MEMORY,
-    SMALL_SECONDS,
-    doubt,
-    is_soon_done,
-    why_form,
-    why_kept,
-    why_solver,
-)
-from dkrr.planning.methods import solvers_in_form
+from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
+from dkrr.planning.drawing import Drawing
+from dkrr.planning.explain import NO_FACTOR_LEFT, NOT_ENOUGH_MEMORY, SMALL_SECONDS, doubt, is_soon_done
 from dkrr.planning.plan import Plan
-from dkrr.planning.problem import Form, Problem
-from dkrr.planning.reasons import Reason
+from dkrr.planning.problem import Form, Layout, Problem
+from dkrr.planning.reasons import NO_REASON, Reason
 from dkrr.planning.resources import WORKER_BASELINE_BYTES, Resources
-from dkrr.planning.strategy import Strategy
-from dkrr.planning.target_batches import batch_of, batch_reason, in_batches, of_one_batch
-from dkrr.planning.tiles import MAX_TILES_PER_SIDE, TILE_SIZES
+from dkrr.planning.strategy import MAX_TILES_PER_SIDE, TILE_SIZES, Method, Solver, Strategy
+from dkrr.planning.target_batches import batch_of
 from dkrr.text import format_bytes, format_count, plural
 
 TINY_SECONDS = 0.1
@@ -51,10 +37,17 @@ MAX_AUTO_DIMENSION = 2_000_000
 """Features beyond which a normal matrix is too large and not even priced."""
 
 
-def make_plan(problem: Problem, resources: Resources, features: FeatureMap | None = None) -> Plan:
+def choose(methods: Sequence[Method], problem: Problem, resources: Resources, drawing: Drawing | None = None) -> Plan:
     """Cheapest strategy that stays within the limits.
 
-    With `features` the candidates are those that have these in place of the kernel's own.
+    Parameters
+    ----------
+    methods : sequence of Method
+        In the order in which candidates are priced.
+    problem : Problem
+    resources : Resources
+    drawing : Drawing, optional
+        Centres that the calling process draws before the fit.
 
     Raises
     ------
@@ -67,60 +60,55 @@ def make_plan(problem: Problem, resources: Resources, features: FeatureMap | Non
     PlanError
         If λ = 0 and no form has a positive definite matrix.
     """
-    of_kernel, problem = problem.feature_map, problem.with_features(features)
     forms, impossible = _forms(problem)
     if not forms:
         raise PlanError("; ".join(impossible))
-    _check_layout(problem)
-    _check_intervals(problem)
-    problem = replace(problem, batch=batch_of(problem, resources) if "dual" in forms else 0)
-    candidates = [c for form in forms for c in _candidates(problem, resources, form)]
+    if problem.layout is not None:
+        _check_layout(problem.layout, problem)
+    if problem.interval_folds and not problem.folds_are_fitted:
+        _check_intervals(problem)
+    batch = batch_of(problem, resources) if "dual" in forms else 0
+    if batch != problem.batch:
+        problem = replace(problem, batch=batch)
+    candidates = list[Strategy]()
+    for form in forms:
+        candidates += _candidates(methods, problem, resources, form)
     if not candidates and forms == ["primal"]:
         _refuse_columns_of_gram(problem, impossible)
-    if problem.solver is None:
+    if problem.solver is None and len(candidates) > 1:
         candidates = _refuse_doubtful(candidates, problem)
     if problem.uncertainty:
         candidates = _refuse_without_factor(candidates, problem)
-    drawing = drawing_of(problem, resources)
     if drawing is not None and candidates:
-        if is_drawn(problem.kernel):  # else it is done
+        if not drawing.is_done:
             _refuse_drawing(drawing, candidates, resources)
         candidates = [_after_drawing(c, drawing.stage) for c in candidates]
     fitting = [c for c in candidates if not c.refused]
     if not fitting:
-        _refuse(candidates, problem, resources)
-    cheapest = _cheapest(fitting)
-    chosen = _with_fits_of_folds(cheapest, problem)
-    others = _best_of_each_kind([c for c in candidates if c is not cheapest], chosen)
+        _refuse(methods, candidates, problem, resources)
+    cheapest = fitting[0] if len(fitting) == 1 else _cheapest(fitting)
     return Plan(
-        problem=problem if features is None else replace(problem, feature_map=of_kernel),
+        problem=problem,
         resources=resources,
-        chosen=chosen,
+        chosen=_with_fits_of_folds(cheapest, problem) if problem.folds_are_fitted else cheapest,
         prediction=prediction_form(problem),
-        reasons=(
-            *_reasons(problem, resources, chosen, candidates),
-            *([] if drawing is None else [drawing.reason()]),
-            *impossible,
-            *problem.because.reasons,
-        ),
-        rejected=tuple(others),
+        candidates=(cheapest, *(c for c in candidates if c is not cheapest)) if len(candidates) > 1 else (cheapest,),
+        drawing=drawing,
+        impossible=tuple(impossible),
     )
 
 
 def _cheapest(fitting: list[Strategy]) -> Strategy:
     """Fastest; among those about as fast the one that needs least disk, then the one that reads least."""
-    if len(fitting) == 1:  # as where the first that is priced is as fast as any
-        return fitting[0]
     fastest = min(c.seconds for c in fitting)
     equals = [c for c in fitting if c.seconds <= EQUAL_TIME * fastest]
     least_disk = min(c.disk_bytes for c in equals)
     return min((c for c in equals if c.disk_bytes <= MORE_DISK * least_disk), key=lambda c: (c.read_bytes, c.seconds))
 
 
-def _check_layout(problem: Problem) -> None:
+def _check_layout(layout: Layout, problem: Problem) -> None:
     """Refuse a store whose run began with another solver."""
-    layout = problem.layout
-    if layout is not None and not layout.is_of(problem.solver):
+    if not layout.is_of(problem.solver):
         raise WrongStoreError(
             f"the store {layout.store} holds a run that began with solver={layout.solver!r}, but another was "
             f"requested; give the same solver, or another store="
@@ -129,8 +117,7 @@ def _check_layout(problem: Problem) -> None:
 
 def _check_intervals(problem: Problem) -> None:
     """Refuse models that leave out folds where no factor is made from which they follow."""
-    is_needed = problem.interval_folds > 0 and not problem.folds_are_fitted
-    if is_needed and isinstance(problem.settings, ConjugateGradient):
+    if isinstance(problem.settings, ConjugateGradient):
         layout = problem.layout
         began = "solver is 'cg'" if layout is None else f"the run in {layout.store} began with solver={layout.solver!r}"
         expected = "solver='auto' or 'cholesky'" if layout is None else "another store="
@@ -139,7 +126,7 @@ def _check_intervals(problem: Problem) -> None:
             f"float64; expected {expected}, or uncertainty=True"
         )
     dimension, n = problem.dimension, problem.n if problem.n_positive_weights is None else problem.n_positive_weights
-    if is_needed and 0.0 in problem.alphas and dimension is not None and dimension < n:
+    if 0.0 in problem.alphas and dimension is not None and dimension < n:
         raise InputError(
             f"uncertainty is 'intervals', and alpha is 0: the models without a fold follow from a Cholesky factor of "
             f"K, which with D = {plural(dimension, 'feature')} for {plural(n, 'row')} is singular; expected alpha > 0, "
@@ -172,31 +159,39 @@ def _after_drawing(c: Strategy, stage: Stage) -> Strategy:
 
 def _with_fits_of_folds(c: Strategy, problem: Problem) -> Strategy:
     """Strategy with the models that leave out folds, where each is a separate fit."""
-    if not problem.folds_are_fitted:
-        return c
     seconds = problem.interval_folds * c.seconds
     return replace(c, stages=(*c.stages, Stage("held-out models", seconds, peak_bytes=c.peak_bytes)))
 
 
-def _candidates(problem: Problem, resources: Resources, form: Form) -> list[Strategy]:
+def _candidates(methods: Sequence[Method], problem: Problem, resources: Resources, form: Form) -> list[Strategy]:
     """All strategies in one form, with the reasons against those that are impossible."""
     found: list[Strategy] = []
-    soon_done = False
-    batched = form == "dual" and problem.batch > 0
-    for solver, candidates in solvers_in_form(problem, form):
-        # Iterations, which are an estimate, are never chosen where a factorisation takes a few seconds.
-        if soon_done and solver == "cg":
+    soon_done, wanted = False, _wanted(problem)
+    is_of_grids = form == "primal" and problem.feature_map is not None and problem.feature_map.is_transform
+    for method in methods:
+        if method.form != form or problem.loss not in method.losses or method.is_of_grids != is_of_grids:
             continue
-        for one in candidates(of_one_batch(problem) if batched else problem, resources):
-            c = in_batches(one, problem, resources) if batched else one
-            found.append(_checked(c, resources))
-            if c.is_whole and not found[-1].refused:
+        # Iterations, which are an estimate, are never chosen where a factorisation takes a few seconds.
+        if (soon_done and method.solver == "cg") or (wanted and not method.answers(wanted, problem.loss)):
+            continue
+        for c in method.candidates(problem, resources):
+            refused = _refusal(c, resources)
+            found.append(replace(c, refused=refused) if refused else c)
+            if not refused and method.factors_matrix and c.place.is_memory:
                 if c.seconds < TINY_SECONDS:
                     return found
                 soon_done |= problem.solver is None and is_soon_done(problem, c.seconds)
                 if c.seconds < MIN_COMPARED_SECONDS:
                     break
     return found
+
+
+def _wanted(problem: Problem) -> Solver | None:
+    """Solver that was requested, or that began the run in the store; None: the planner chooses."""
+    settings = problem.settings
+    if isinstance(settings, ConjugateGradient):
+        return "float32" if isinstance(settings.preconditioner, Float32Cholesky) else "cg"
+    return None if settings is None else "cholesky"
 
 
 def _refuse_doubtful(candidates: list[Strategy], problem: Problem) -> list[Strategy]:
@@ -214,10 +209,10 @@ def _refuse_without_factor(candidates: list[Strategy], problem: Problem) -> list
     The models that leave out folds always take one.
     """
     is_needed = problem.interval_folds > 0 and not problem.folds_are_fitted
-    is_possible = problem.solver is None and any(c.details.keeps_factors and not c.refused for c in candidates)
+    is_possible = problem.solver is None and any(c.keeps_factors and not c.refused for c in candidates)
     if not (is_needed or is_possible):
         return candidates
-    is_other = [not c.details.keeps_factors and (is_needed or not c.refused) for c in candidates]
+    is_other = [not c.keeps_factors and (is_needed or not c.refused) for c in candidates]
     return [replace(c, refused=NO_FACTOR_LEFT) if other else c for c, other in zip(candidates, is_other, strict=True)]
 
 
@@ -280,24 +275,24 @@ def _check_form(problem: Problem, wanted: Form | None) -> None:
         )
 
 
-def _checked(c: Strategy, resources: Resources) -> Strategy:
+def _refusal(c: Strategy, resources: Resources) -> Reason:
+    """Why a candidate cannot be chosen; empty if it can."""
     free = resources.disk_free_bytes if resources.enforce_disk else None
-    if c.execution != "dask" and resources.cluster_is_running and c.seconds > SMALL_SECONDS:
-        return replace(c, refused=NOT_SMALL_FOR_CLUSTER if resources.assumed else NOT_SMALL)
-    if not c.fits:
-        return replace(c, refused=NOT_ENOUGH_MEMORY)
+    if c.place.execution != "dask" and resources.cluster_is_running and c.seconds > SMALL_SECONDS:
+        return NOT_SMALL_FOR_CLUSTER if resources.assumed else NOT_SMALL
+    if c.peak_bytes > c.place.usable_bytes:
+        return NOT_ENOUGH_MEMORY
     if free is not None and c.disk_bytes > free:
-        why = f"needs {format_bytes(c.disk_bytes)} of disk, {format_bytes(free)} are free"
-        return replace(c, refused=Reason("disk", why))
-    return c
+        return Reason("disk", f"needs {format_bytes(c.disk_bytes)} of disk, {format_bytes(free)} are free")
+    return NO_REASON
 
 
-def _refuse(candidates: list[Strategy], problem: Problem, resources: Resources) -> NoReturn:
+def _refuse(methods: Sequence[Method], candidates: list[Strategy], problem: Problem, resources: Resources) -> NoReturn:
     """Report what is too small: the tiles, the disk if the memory is enough, or the memory."""
     possible = [c for c in candidates if c.refused not in (NOT_SMALL, NOT_SMALL_FOR_CLUSTER, NO_FACTOR_LEFT)]
     if not possible or (all(c.execution == "memory" for c in possible) and problem.tile is None):
         dimension = "infinite" if problem.dimension is None else format_count(problem.dimension)
-        iterative = _conjugate_gradient_with_room(problem, resources, candidates[0].form) if candidates else ""
+        iterative = _conjugate_gradient_with_room(methods, problem, resources, candidates[0].form) if candidates else ""
         raise PlanError(
             f"the matrix is too large for a factorisation (n = {problem.n:,}, D = {dimension}): even tiles of "
             f"{TILE_SIZES[-1]:,} rows would be more than {MAX_TILES_PER_SIDE} per side"
@@ -307,7 +302,7 @@ def _refuse(candidates: list[Strategy], problem: Problem, resources: Resources) 
     if in_memory:
         least = min(in_memory, key=lambda c: c.disk_bytes)
         free = format_bytes(resources.disk_free_bytes or 0)
-        iterative = _conjugate_gradient_with_room(problem, resources, least.form)
+        iterative = _conjugate_gradient_with_room(methods, problem, resources, least.form)
         or_iterative = f", {iterative}" if iterative else ""
         raise DiskSpaceError(
             f"not enough disk: the plan with the smallest need ({least.summary()}) takes "
@@ -323,11 +318,11 @@ def _refuse(candidates: list[Strategy], problem: Problem, resources: Resources) 
     )
 
 
-def _conjugate_gradient_with_room(problem: Problem, resources: Resources, form: Form) -> str:
+def _conjugate_gradient_with_room(methods: Sequence[Method], problem: Problem, resources: Resources, form: Form) -> str:
     """Words for conjugate gradient as a remedy; empty where it has no room either, or leaves no factor for folds."""
     if problem.interval_folds and not problem.folds_are_fitted:
         return ""
-    found = _candidates(replace(problem, solver=ConjugateGradient()), resources, form)
+    found = _candidates(methods, replace(problem, solver=ConjugateGradient()), resources, form)
     return "" if all(c.refused for c in found) else "give solver='cg' (conjugate gradient), which fits"
 
 
@@ -370,7 +365,7 @@ def _refuse_columns_of_gram(problem: Problem, against_dual: Sequence[str]) -> No
     InputError
         Naming the preconditioner, after the reasons against the dual form.
     """
-    preconditioner = settings_of(problem).preconditioner
+    preconditioner = problem.iteration_settings.preconditioner
     if preconditioner in ("auto", None):
         return
     remedy = (
@@ -395,58 +390,3 @@ def _needed_limit(c: Strategy, resources: Resources) -> int:
     each = int(c.peak_bytes / resources.usable_fraction) + 2
     # A limit is divided among all workers before fewer of them share it, which rounds.
     return each if resources.cluster_is_running else each * c.n_workers + resources.n_workers
-
-
-def _best_of_each_kind(candidates: list[Strategy], chosen: Strategy) -> list[Strategy]:
-    """Best candidate of each kind, possible and refused, so that the explanation stays short."""
-    best: dict[tuple[tuple[type, str, str], bool], Strategy] = {}
-    for c in sorted(candidates, key=lambda c: (bool(c.refused), c.seconds)):
-        best.setdefault((c.kind, bool(c.refused)), c)
-    possible = {chosen.kind, *(kind for kind, is_refused in best if not is_refused)}
-    # A refused tile size is of no interest where another one of the same kind is possible.
-    kept = [c for c in best.values() if c.summary() != chosen.summary() and not (c.refused and c.kind in possible)]
-    return sorted(kept, key=lambda c: (bool(c.refused), c.seconds))
-
-
-def _reasons(problem: Problem, resources: Resources, chosen: Strategy, candidates: list[Strategy]) -> list[Reason]:
-    reasons = _shortages(resources, chosen)
-    if problem.layout is not None:
-        text = "the store holds a run that began with this form and these tiles; the run resumes"
-        reasons.append(Reason("resumed", text))
-    reasons.append(why_form(problem, chosen, candidates))
-    if resources.confined:
-        reasons.append(Reason("confined", resources.confined))
-    reasons += [Reason("storage-rates", text) for text in resources.storage_reasons]
-    if chosen.form == "dual":
-        reasons += [*([batch_reason(problem)] if problem.batch else []), *_function_reasons(problem)]
-    kept = [why_kept(problem, chosen, candidates)] if problem.uncertainty else []
-    return reasons + why_solver(problem, chosen, candidates) + kept
-
-
-def _function_reasons(problem: Problem) -> list[Reason]:
-    """Where the costs of users' kernel functions come from."""
-    reasons = []
-    for function in problem.kernel.functions:
-        cost = function.cost
-        if cost is None:
-            text = "has not been measured: its time and its temporaries, 8 bytes for each entry, are assumptions"
-        else:
-            each = f"{cost.seconds * 1e9:.3g} ns and {cost.entry_bytes:.0f} bytes of memory for each entry"
-            text = f"was measured on a block of {cost.rows:,} × {cost.rows:,} rows: {each}"
-        reasons.append(Reason("kernel-function", f"the kernel function {function.name!r} {text}"))
-    return reasons
-
-
-def _shortages(resources: Resources, chosen: Strategy) -> list[Reason]:
-    """Disk and memory that this machine lacks now, as a plan may be meant for another machine or another time."""
-    reasons, free, limit = [], resources.disk_free_bytes, resources.worker_limit_bytes * resources.n_workers
-    if free is not None and chosen.disk_bytes > free:
-        text = (
-            f"only {format_bytes(free)} of disk are free here: a fit needs store= or dkrr.temporary-directory elsewhere"
-        )
-        reasons.append(Reason("disk-short-here", text))
-    here = resources.memory_bytes
-    if resources.limit_is_given and here is not None and not resources.cluster_is_running and limit > here:
-        has = f"the {format_bytes(here)} that this machine or job can give now"
-        reasons.append(Reason("memory-short-here", f"memory_limit={format_bytes(limit)} is more than {has}"))
-    return reasons

@@ -4,13 +4,10 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, Literal, Self
 
-from dkrr.data import MemoryRows, Rows
-from dkrr.data.rows import SPARSE_BLOCK_ENTRIES, SPARSE_STRIP_ENTRIES, WINDOW_ROWS
+from dkrr.data.rows import sparse_bytes_at_once
 from dkrr.kernels import Kernel
-from dkrr.kernels.kernel_features import feature_map
 from dkrr.kernels.map_base import FeatureMap
-from dkrr.linalg.dual_objective import VECTORS_HELD
-from dkrr.linalg.newton import INNER_TOL, NewtonWork
+from dkrr.linalg.newton import NewtonWork
 from dkrr.linalg.products import Precision
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.planning.facts import NOTHING_MEASURED, Facts
@@ -19,8 +16,6 @@ from dkrr.planning.reasons import Reason
 Form = Literal["primal", "dual"]
 Loss = Literal["squared", "logistic"]
 
-SPARSE_ENTRY_BYTES = 16
-"""Bytes of a stored entry of sparse rows, with an index of 8 bytes."""
 STORED_COLUMNS = 12
 """Nominal time of a stored entry of CSR rows over that of a column of dense rows (measured: 5 to 15)."""
 FLOAT32_TIME = 0.6
@@ -164,34 +159,6 @@ class Problem:
             return self
         return replace(self, solver=solver, because=replace(self.because, solver=because))
 
-    @classmethod
-    def of_rows(cls, rows: Rows, kernel: Kernel, **settings: Any) -> Self:
-        """Problem of fitting these rows; `settings` are the other fields."""
-        n, d = rows.shape
-        kernel = kernel.resolved(d)
-        sizes: dict[str, Any]
-        if isinstance(rows, MemoryRows) and not rows.is_sparse:  # all rows are alike
-            sizes = {"x_bytes": int(rows.array.nbytes)}
-        else:
-            sizes = {
-                "row_bytes": rows.row_bytes,
-                "dense_window_row_bytes": rows.dense_window_row_bytes,
-                "cumulative_largest_row_bytes": rows.cumulative_largest_row_bytes,
-                "x_bytes": rows.n_bytes,
-                "read_overhead_bytes": rows.read_overhead_bytes,
-            }
-        return cls(
-            n=n,
-            d=d,
-            kernel=kernel,
-            feature_map=None if kernel.is_plain else feature_map(kernel, d),
-            is_sparse=rows.is_sparse,
-            x_is_shared=rows.is_shared,
-            x_in_memory=isinstance(rows, MemoryRows),
-            **sizes,
-            **settings,
-        )
-
     @property
     def grows(self) -> bool:
         """Whether rows are summed and not kept, for a fit that grows."""
@@ -232,17 +199,15 @@ class Problem:
 
     def row_bytes_in_strips(self, height: int) -> int:
         """Average bytes of a row where `height` consecutive rows are read in strips (`Rows.row_ranges`)."""
-        return ceil(self._bytes_at_once(height, SPARSE_STRIP_ENTRIES) / height) if self.is_sparse else self.bytes_of_row
+        return ceil(self._bytes_at_once(height, in_strips=True) / height) if self.is_sparse else self.bytes_of_row
 
     def bytes_of_block(self, height: int) -> int:
         """Bytes of `height` consecutive rows, as a pass over the rows reads them (`Segment.blocks`)."""
-        return self._bytes_at_once(height, SPARSE_BLOCK_ENTRIES) if self.is_sparse else height * self.bytes_of_row
+        return self._bytes_at_once(height, in_strips=False) if self.is_sparse else height * self.bytes_of_row
 
-    def _bytes_at_once(self, height: int, max_entries: int) -> int:
-        """Most bytes of `height` consecutive sparse rows with at most `max_entries` stored entries, or of one row."""
-        windows = ceil(height / WINDOW_ROWS) * WINDOW_ROWS * self.most_bytes_of_row
-        entries = max(SPARSE_ENTRY_BYTES * (max_entries + height), self.largest_rows_bytes(1))
-        return min(windows, self.largest_rows_bytes(height), entries)
+    def _bytes_at_once(self, height: int, *, in_strips: bool) -> int:
+        largest, one = self.largest_rows_bytes(height), self.largest_rows_bytes(1)
+        return sparse_bytes_at_once(height, self.most_bytes_of_row, largest, one, in_strips=in_strips)
 
     def csr_bytes(self, height: int) -> int | None:
         """`row_bytes_in_strips` where X is sparse, for the memory of a kernel; None where it is dense."""
@@ -288,6 +253,11 @@ class Problem:
         return Cholesky() if self.layout.solver == "cholesky" else ConjugateGradient()
 
     @property
+    def iteration_settings(self) -> ConjugateGradient:
+        """Settings of conjugate gradient: the user's, or the defaults."""
+        return self.solver if isinstance(self.solver, ConjugateGradient) else ConjugateGradient()
+
+    @property
     def n_right_sides(self) -> int:
         """Columns of the systems: the targets, and the ones of an intercept in the dual form."""
         return self.n_targets + (1 if self.fit_intercept and self.loss == "squared" else 0)
@@ -316,11 +286,11 @@ class Problem:
                 n_columns=m,
                 n_active=m,
                 shift=newton.shift,
-                tol=INNER_TOL,
+                tol=newton.inner_tol,
                 n_steps=newton.steps,
                 more_iterations=newton.more,
                 n_products=newton.products,
-                n_vectors=VECTORS_HELD,
+                n_vectors=newton.n_vectors,
                 n_curvatures=m,
             )
         m, n_alphas = self.n_right_sides, len(self.alphas)

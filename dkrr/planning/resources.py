@@ -3,9 +3,9 @@
 What a plan may use of the machine: fractions of memory, and what processes hold besides their arrays.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from math import ceil, inf
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
@@ -14,7 +14,10 @@ Execution = Literal["memory", "serial", "dask"]
 """In memory or with a store in the calling process, or on Dask workers."""
 RatesFrom = Literal["defaults", "quick", "calibration", "configuration"]
 """Where rates come from: dkrr's defaults, the quick measurement, `dkrr calibrate`, or Dask's configuration."""
-
+Fingerprint = dict[str, Any]
+"""Values of JSON that must be the same for measured rates to hold."""
+PROFILE_FORMAT = 3
+"""Version of the files of profiles."""
 
 STORE_RATES = ("read_bytes", "cold_read_bytes", "write_bytes")
 """Rates of a store, among those of a machine."""
@@ -104,6 +107,55 @@ class Rates:
         """Rates of cores that compute this many times as fast, with the same store and Dask."""
         flops = {f.name: factor * getattr(self, f.name) for f in fields(self) if f.name.endswith("_flops")}
         return replace(self, **flops)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Result of ``dkrr calibrate``, or of the quick measurement before the first long fit.
+
+    Attributes
+    ----------
+    fingerprint : dict
+        What the rates are of: processor, cores, BLAS, versions of NumPy and SciPy.
+    time : str
+        When it was measured, ISO 8601.
+    rates : Rates
+        Medians over the workers: operations and bytes per second.
+    workers : tuple of dict
+        Measurements of every worker.
+    folder : str
+        Folder whose bandwidth was measured; empty: that of the store is a default.
+    seconds : float
+        Time that the measurements took, in seconds.
+    other_cores_busy : float
+        Cores that other programs kept busy just before: a profile taken beside them is too slow.
+    is_quick : bool
+        Measured in a moment before a fit: some rates are defaults, and ``dkrr calibrate`` replaces it.
+
+    See Also
+    --------
+    dkrr.calibrate : Measure this machine for plans.
+
+    Examples
+    --------
+    >>> import dkrr
+    >>> profile = dkrr.calibrate()  # doctest: +SKIP
+    >>> print(f"{profile.rates.gemm_flops:.2g} operations per second")  # doctest: +SKIP
+    5.1e+10 operations per second
+    """
+
+    fingerprint: Fingerprint
+    time: str
+    rates: Rates
+    workers: tuple[dict[str, Any], ...] = ()
+    folder: str = ""
+    seconds: float = 0.0
+    other_cores_busy: float = 0.0
+    is_quick: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Values of JSON."""
+        return {"format": PROFILE_FORMAT} | asdict(self)
 
 
 def cold_fraction(n_bytes: float, cache_bytes: float) -> float:

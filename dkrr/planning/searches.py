@@ -4,19 +4,16 @@ Times have a range. What is uncertain of direct solvers are rates, and what Pyth
 is their number, since a preconditioner's rank follows the spectrum that is found, and a race its best λ.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import ceil
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dkrr.planning.dual_cg import settings_of
 from dkrr.planning.explain import columns_of, layout
 from dkrr.planning.plan import ITERATION_STAGE, RATES, Plan
-from dkrr.planning.planner import make_plan
 from dkrr.planning.reasons import Reason
-from dkrr.planning.selection import FoldSizes, ScoringPlan, continuing
-from dkrr.planning.strategy import Iterative, TileProducts
+from dkrr.planning.selection import FoldSizes, ScoringPlan
 from dkrr.text import Explained, format_bytes, format_seconds, plural
 
 USUAL_EVALUATIONS = 10
@@ -77,8 +74,7 @@ def _own(seconds: float) -> Seconds:
 def expected_iterations(plan: Plan, planned: float) -> float:
     """Expected iterations, from those of a plan: its rank is raised while that pays, unless it is given."""
     details, p = plan.chosen.details, plan.problem
-    assert isinstance(details, Iterative)
-    if not isinstance(details.products, TileProducts) or settings_of(p).rank is not None or planned <= USUAL_ITERATIONS:
+    if plan.form == "primal" or p.iteration_settings.rank is not None or planned <= USUAL_ITERATIONS:
         return planned
     low, high = LARGE_RANK
     known = min(1.0, max(0.0, (details.rank_limit / p.n - low) / (high - low)))
@@ -94,8 +90,8 @@ def seconds_of_fit(plan: Plan, *, fraction: float = 1.0) -> Seconds:
     fraction : float
         Fraction of the iterations that are left to do, if it begins at a solution that is known.
     """
-    details, n_alphas = plan.chosen.details, len(plan.problem.alphas)
-    if not isinstance(details, Iterative):
+    n_alphas = len(plan.problem.alphas)
+    if plan.chosen.is_direct:
         return _of_work(plan.seconds) + _own(FIT_SECONDS[0] + n_alphas * STEP_SECONDS)
     return _iterated(plan, fraction) + _own(FIT_SECONDS[1])
 
@@ -103,14 +99,13 @@ def seconds_of_fit(plan: Plan, *, fraction: float = 1.0) -> Seconds:
 def _iterated(plan: Plan, fraction: float = 1.0) -> Seconds:
     """Time of conjugate gradient and of what comes before it."""
     details, p = plan.chosen.details, plan.problem
-    assert isinstance(details, Iterative)
     iterating = sum(stage.seconds for stage in plan.chosen.stages if stage.name == ITERATION_STAGE)
     planned = max(1, details.iterations)
-    count = expected_iterations(plan, fraction * min(planned, settings_of(p).max_iter))
+    count = expected_iterations(plan, fraction * min(planned, p.iteration_settings.max_iter))
     each = iterating / planned + ITERATION_SECONDS[0] + ITERATION_SECONDS[1] * p.systems.n_columns
     low, high = ITERATION_DOUBT
     work = _of_work(plan.seconds - iterating)
-    return work + Seconds(low * count * each, count * each, min(high * count, settings_of(p).max_iter) * each)
+    return work + Seconds(low * count * each, count * each, min(high * count, p.iteration_settings.max_iter) * each)
 
 
 def seconds_of_scores(plan: ScoringPlan) -> Seconds:
@@ -357,7 +352,7 @@ class SelectionPlan(Explained):
         ]
 
     def _doubt(self) -> str:
-        iterates = any(isinstance(plan.chosen.details, Iterative) for plan in self._plans())
+        iterates = any(not plan.chosen.is_direct for plan in self._plans())
         return "the iterations are an estimate" if iterates else "rates are estimates"
 
     def title(self) -> str:
@@ -399,46 +394,3 @@ class SelectionPlan(Explained):
 
     def __str__(self) -> str:
         return layout(self.title(), self.facts(), self.reasons, self.rejected)
-
-
-def whole_plan(
-    kernels: Sequence[ScoringPlan],
-    tol: float | None,
-    n_last: int = 1,
-    optimising: Optimising | None = None,
-    left: Mapping[str, Any] = NOTHING_LEFT,
-) -> SelectionPlan:
-    """Plan of the scores of some kernels and of a fit of all rows with the best candidate.
-
-    Parameters
-    ----------
-    kernels : sequence of ScoringPlan
-    tol : float or None
-        Accuracy of the last fit; None: there is none.
-    n_last : int
-        Most λ that the last fit has.
-    optimising : Optimising, optional
-    left : mapping, optional
-        Fields of the problem of the last fit that say what it leaves for standard deviations and intervals.
-
-    Raises
-    ------
-    PlanError
-        If no plan of the last fit stays within the limits.
-    """
-    scores = SelectionPlan(tuple(kernels), None, optimising)
-    if tol is None:
-        return scores
-    main = scores.main
-    problem, features = main.asked, main.plan.chosen.features
-    assert problem is not None
-    alphas = sorted(problem.alphas)
-    n_last = min(n_last, len(alphas))
-    first = (len(alphas) - n_last + 1) // 2  # those in the middle
-    problem = replace(problem, alphas=tuple(alphas[first : first + n_last]), tol=tol, layout=None, **left)
-    problem = replace(problem, folds_are_fitted=problem.interval_folds > 0 and main.sizes.are_learned)
-    if problem.uncertainty and (last := make_plan(problem, main.plan.resources, features)).chosen.details.keeps_factors:
-        return replace(scores, last=last)
-    if main.method == "sweep" and optimising is None:  # it begins at the solution of the run
-        problem = continuing(problem, main)
-    return replace(scores, last=make_plan(problem, main.plan.resources, features))

@@ -1,18 +1,23 @@
-"""Strategies: a solver with its details in one place, and its projected cost."""
+"""Strategies: a way to solve with its details in one place, and its projected cost; and what a way to solve is."""
 
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
 
 from dkrr.cost import Stage
 from dkrr.kernels.map_base import FeatureMap
-from dkrr.linalg.products import Precision
-from dkrr.planning.problem import Form
+from dkrr.planning.problem import Form, Loss, Problem
 from dkrr.planning.reasons import NO_REASON, Reason, codes_of
-from dkrr.planning.resources import Execution, Workplace
-from dkrr.text import plural
+from dkrr.planning.resources import Execution, Resources, Workplace
 
 Solver = Literal["cholesky", "float32", "cg"]
 """Solver of linear systems: a complete factor in float64 or in float32, or conjugate gradient without one."""
+
+TILE_SIZES = (256, 512, 1024, 2048, 3072, 4096, 6144, 8192, 12288)
+"""Tile sizes that a plan compares (three times as many would save up to 5 %)."""
+MAX_TILES_PER_SIDE = 200
+"""About 20,000 tasks: more would keep the scheduler busy for longer than it should be."""
 
 
 @dataclass(frozen=True)
@@ -26,156 +31,103 @@ class Tiling:
     """Tile columns that one task of the factorisation subtracts; 0 means all."""
 
 
-@dataclass(frozen=True)
-class TileProducts:
-    """Products with K, tile by tile (dual form)."""
-
-    tile: int
-    n_tiles: int
-    """Tiles along one side."""
-    precision: Precision
-    kept_tiles: int
-    """Tiles that each slot keeps in memory; the others are formed at every pass."""
-    keeps_rows: bool
-    """Every process keeps X in memory."""
-    row_parts: ClassVar = 1
-
-    @property
-    def all_tiles(self) -> int:
-        """Tiles of the lower triangle."""
-        return self.n_tiles * (self.n_tiles + 1) // 2
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of an entry."""
-        return 4 if self.precision == "float32" else 8
-
-    def kept_fraction(self, slots: int) -> float:
-        """Fraction of the tiles that all slots keep."""
-        return min(1.0, self.kept_tiles * slots / self.all_tiles)
-
-
-@dataclass(frozen=True)
-class RowPasses:
-    """Products with ΦᵀWΦ, the rows streamed at every pass (primal form)."""
-
-    tile: int
-    """Features."""
-    row_block: int
-    """Rows of X that are in memory at once."""
-    row_parts: int = 1
-    """Segments of rows, a task each."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Direct:
-    """Factorisation and substitution, exact to rounding."""
-
-    tiling: Tiling
-    row_parts: int = 1
-    """Segments of the rows whose normal matrices are formed separately (primal)."""
-    row_block: int = 0
-    """Rows of X that are in memory at once (primal)."""
-    keeps_matrix: bool = False
-    """The matrix stays in memory beside its factor; otherwise its tiles are formed again for the residual."""
-    keeps_factors: bool = False
-    """Factors stay after the fit, in memory or in its store: standard deviations and held-out errors take them."""
-
-    solver: ClassVar[Solver] = "cholesky"
-    keeps_rows: ClassVar = False
-    iterations: ClassVar = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Float32Factor:
-    """Factorisation in float32, and conjugate gradient in float64 with it: to the level of rounding, or to `tol`.
-
-    A factorisation in float64 follows if that in float32 breaks down.
-    """
-
-    tiling: Tiling
-    iterations: int
-    """Expected of conjugate gradient."""
-    products_tile: int
-    """Rows of the tiles that products form."""
-    tol: float | None = None
-    """Relative residual that a requested iterative solver ends at; None: the level of rounding."""
-    keeps_rows: bool = False
-    """Every process keeps X in memory."""
-    keeps_matrix: bool = False
-    """The matrix stays in memory beside its factors; otherwise its tiles are formed again for every product."""
-
-    solver: ClassVar[Solver] = "float32"
-    row_parts: ClassVar = 1
-    keeps_factors: ClassVar = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Iterative:
-    """Conjugate gradient to a true residual, preconditioned by a partial factor or a diagonal."""
-
-    products: TileProducts | RowPasses
-    iterations: int
-    """Expected, from the spectrum."""
-    rank: int = 0
-    """Expected columns of the preconditioner's factor."""
-    rank_limit: int = 0
-    """Columns that fit in memory."""
-
-    solver: ClassVar[Solver] = "cg"
-    keeps_factors: ClassVar = False
+class Details(Protocol):
+    """What all methods say of a strategy; the rest of its details only its method reads."""
 
     @property
     def tiling(self) -> Tiling:
-        """Cut of the matrix of products."""
-        return Tiling(self.products.tile, self.products.tile)
+        """Cut of the matrix."""
 
     @property
     def row_parts(self) -> int:
         """Segments of the rows."""
-        return self.products.row_parts
 
     @property
-    def tile_products(self) -> TileProducts:
-        """Products of the dual form."""
-        assert isinstance(self.products, TileProducts)
-        return self.products
+    def iterations(self) -> int:
+        """Expected of conjugate gradient, which are an estimate; 0: none."""
 
     @property
-    def row_passes(self) -> RowPasses:
-        """Products of the primal form."""
-        assert isinstance(self.products, RowPasses)
-        return self.products
+    def keeps_factors(self) -> bool:
+        """Factors stay after the fit, in memory or in its store: standard deviations and held-out errors take them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FourierSolve:
-    """Features of a Fourier grid: sums over the rows by transforms, and systems whose size does not depend on rows."""
+@dataclass(frozen=True)
+class Method(ABC):
+    """A way to solve: its candidates, its words, and how it is carried out.
 
-    side: int
-    """Features."""
-    bound: float
-    """Largest error of an entry of K."""
-    row_block: int
-    """Rows of X that are transformed at once."""
-    row_parts: int
-    """Segments of the rows, a task each."""
-    rank_limit: int = 0
-    """Columns that fit in memory of a partial factor, with which conjugate gradient solves; 0: a complete factor."""
+    It has no state, and all objects of a class are equal. One line of `dkrr.fitting.methods.METHODS` makes it known.
+    """
 
-    keeps_factors: bool = False
-    """The sums over the rows, and a complete factor, stay after the fit for standard deviations."""
+    name: ClassVar[str]
+    form: ClassVar[Form]
+    solver: ClassVar[Solver]
+    losses: ClassVar[tuple[Loss, ...]] = ("squared", "logistic")
+    is_of_grids: ClassVar[bool] = False
+    """For feature maps whose sums over the rows are transforms, and for no other."""
+    is_direct: ClassVar[bool] = True
+    """Complete factors solve the systems, in a time that hardly depends on the spectrum."""
+    streams: ClassVar[bool] = False
+    """The rows are streamed at every step of Newton's method, and the curvature is a matrix in the calling process."""
+    factors_matrix: ClassVar[bool] = False
+    """The whole matrix is formed and factored."""
+    calls_blas: ClassVar[bool] = True
+    """Its tasks call BLAS; otherwise they have threads of their own."""
+    folds_by: ClassVar[Literal["", "sums", "grid", "factors", "sweep"]] = ""
+    """By what a search has the errors of held-out rows: sums over the rows of folds, factors, columns of one run."""
 
-    keeps_rows: ClassVar = False
-    iterations: ClassVar = 0
+    def answers(self, solver: Solver, loss: Loss) -> bool:  # noqa: ARG002
+        """Whether it is what a request for a solver means."""
+        return solver == self.solver
 
-    @property
-    def tiling(self) -> Tiling:
-        """The whole matrix is one tile."""
-        return Tiling(self.side, self.side)
+    @abstractmethod
+    def candidates(self, p: Problem, r: Resources) -> "Iterable[Strategy]":
+        """Priced candidates, those in memory first."""
 
+    def solver_of(self, c: "Strategy") -> Literal["cholesky", "cg"]:  # noqa: ARG002
+        """Solver of linear systems, as users name it."""
+        return "cg" if self.solver == "cg" else "cholesky"
 
-StrategyDetails = Direct | Float32Factor | Iterative | FourierSolve
+    def uses_threads(self, place: Workplace) -> bool:  # noqa: ARG002
+        """In the calling process tasks run in threads with one BLAS thread each, not one after the other."""
+        return False
+
+    # Words
+
+    @abstractmethod
+    def summary(self, c: "Strategy") -> str:
+        """Short description of a strategy."""
+
+    @abstractmethod
+    def facts(self, c: "Strategy", p: Problem) -> list[tuple[str, str]]:
+        """Lines of a plan about it: solver, place, and how the matrix is stored."""
+
+    @abstractmethod
+    def why(self, c: "Strategy", p: Problem, candidates: "Sequence[Strategy]") -> list[Reason]:
+        """Why it solves the systems, and where."""
+
+    @abstractmethod
+    def why_kept(self, c: "Strategy", p: Problem, candidates: "Sequence[Strategy]") -> Reason:
+        """Which factor the fit keeps for standard deviations, and where; or why it keeps none."""
+
+    # Results
+
+    @abstractmethod
+    def saved_bytes(self, plan: Any) -> int:
+        """Size of a saved model, in whole chunks, but for its description and a transformer."""
+
+    @abstractmethod
+    def uncertainty_bytes(self, plan: Any) -> int | None:
+        """Size of what a saved model has besides to give standard deviations and intervals; None where it cannot."""
+
+    # Execution, of data and in a context that only packages above know
+
+    def ridge(self, data: Any, plan: Any, context: Any, start: Any = None) -> Any:
+        """Solution of a ridge regression."""
+        raise NotImplementedError(f"{self.name} has no regressions")
+
+    def objective(self, data: Any, plan: Any, context: Any) -> Any:
+        """Objective of a classification, whose Newton steps it solves."""
+        raise NotImplementedError(f"{self.name} has no classifications")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,14 +136,20 @@ class Strategy:
 
     Attributes
     ----------
+    method : Method
+        Way to solve.
     form : {"primal", "dual"}
         Form of the solve.
     place : Workplace
         Where the tasks run: `execution`, `n_workers`, `limit_bytes`, ...
-    details : Direct, Float32Factor, Iterative or FourierSolve
-        What solves the linear systems, and how it cuts its matrix.
+    details : Details
+        Tiles, iterations and whatever else the method decides.
     stages : tuple of Stage
         Projected time, bytes and memory, stage by stage.
+    seconds, read_bytes, written_bytes : float
+        Projected wall time, and bytes read from and written to the store.
+    disk_bytes, peak_bytes : int
+        Peak space in the store, and peak memory of any process that works.
     n_steps : int
         Expected steps of Newton's method; 0: a regression.
     refused : Reason
@@ -213,45 +171,48 @@ class Strategy:
     'dual, Cholesky, in memory'
     """
 
+    method: Method
     form: Form
     place: Workplace
-    details: StrategyDetails
+    details: Any
     stages: tuple[Stage, ...]
     n_steps: int = 0
     refused: Reason = NO_REASON
     features: FeatureMap | None = None
+    seconds: float = field(init=False, repr=False, compare=False)
+    read_bytes: float = field(init=False, repr=False, compare=False)
+    written_bytes: float = field(init=False, repr=False, compare=False)
+    disk_bytes: int = field(init=False, repr=False, compare=False)
+    peak_bytes: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        seconds, read, written, disk, peak = 0.0, 0.0, 0.0, 0, 0
+        for stage in self.stages:
+            seconds += stage.seconds
+            read, written, disk = read + stage.read_bytes, written + stage.written_bytes, disk + stage.disk_bytes
+            peak = max(peak, stage.peak_bytes)
+        # They are asked for again and again while candidates are compared.
+        self.__dict__.update(seconds=seconds, read_bytes=read, written_bytes=written, disk_bytes=disk, peak_bytes=peak)
 
     @property
     def solver(self) -> Literal["cholesky", "cg"]:
         """Solver of linear systems, as users name it."""
-        if isinstance(self.details, Float32Factor):
-            return "cholesky" if self.details.tol is None else "cg"
-        if isinstance(self.details, FourierSolve):
-            return "cg" if self.details.rank_limit else "cholesky"
-        return "cholesky" if isinstance(self.details, Direct) else "cg"
+        return self.method.solver_of(self)
 
     @property
     def is_direct(self) -> bool:
         """Complete factors solve the systems, in a time that hardly depends on the spectrum."""
-        return not isinstance(self.details, Iterative)
-
-    @property
-    def streams(self) -> bool:
-        """Newton's method with streamed rows, and the curvature as a matrix in the calling process."""
-        return self.n_steps > 0 and self.form == "primal" and self.is_direct
+        return self.method.is_direct
 
     @property
     def is_whole(self) -> bool:
         """The whole matrix is factored in memory."""
-        is_formed = isinstance(self.details, Direct | Float32Factor)
-        return is_formed and self.place.is_memory and not self.streams
+        return self.method.factors_matrix and self.place.is_memory
 
     @property
     def uses_threads(self) -> bool:
         """In the calling process tasks run in threads with one BLAS thread each, not one after the other."""
-        if isinstance(self.details, Direct):
-            return self.streams
-        return isinstance(self.details, Iterative | FourierSolve) or self.place.is_memory
+        return self.method.uses_threads(self.place)
 
     @property
     def task_threads(self) -> int:
@@ -259,39 +220,30 @@ class Strategy:
         return self.place.slots if self.uses_threads else self.details.row_parts if self.is_whole else 1
 
     @property
+    def keeps_factors(self) -> bool:
+        """Factors stay after the fit: standard deviations and held-out errors take them."""
+        return bool(self.details.keeps_factors)
+
+    @property
+    def iterations(self) -> int:
+        """Expected of conjugate gradient, which are an estimate; 0: none."""
+        return int(self.details.iterations)
+
+    @property
+    def tiling(self) -> Tiling:
+        """Cut of the matrix."""
+        tiling: Tiling = self.details.tiling
+        return tiling
+
+    @property
     def tile(self) -> int:
         """Rows of a tile."""
-        return self.details.tiling.tile
+        return self.tiling.tile
 
     def layout(self) -> dict[str, Any]:
         """Tile sizes and other fields of Layout, which a resumed run must keep."""
-        solver = "float32" if isinstance(self.details, Float32Factor) else self.solver
-        return {"form": self.form, **asdict(self.details.tiling), "row_parts": self.details.row_parts, "solver": solver}
-
-    @property
-    def seconds(self) -> float:
-        """Projected wall time."""
-        return sum(s.seconds for s in self.stages)
-
-    @property
-    def read_bytes(self) -> float:
-        """Bytes read from the store."""
-        return sum(s.read_bytes for s in self.stages)
-
-    @property
-    def written_bytes(self) -> float:
-        """Bytes written to the store."""
-        return sum(s.written_bytes for s in self.stages)
-
-    @property
-    def disk_bytes(self) -> int:
-        """Peak space in the store."""
-        return sum(s.disk_bytes for s in self.stages)
-
-    @property
-    def peak_bytes(self) -> int:
-        """Peak memory of any process that works."""
-        return max(s.peak_bytes for s in self.stages)
+        solver = "float32" if self.method.solver == "float32" else self.solver
+        return {"form": self.form, **asdict(self.tiling), "row_parts": self.details.row_parts, "solver": solver}
 
     @property
     def execution(self) -> Execution:
@@ -320,37 +272,7 @@ class Strategy:
 
     def summary(self) -> str:
         """Short description."""
-        if isinstance(self.details, Iterative):
-            where = plural(self.n_workers, "worker") if self.execution == "dask" else "in this process"
-            return f"{self.form}, conjugate gradient, {where}, {self.products_text()}"
-        places = {
-            "memory": "in memory",
-            "serial": "on disk, one process",
-            "dask": plural(self.n_workers, "worker"),
-        }
-        if isinstance(self.details, FourierSolve):
-            place = "in this process" if self.execution == "serial" else places[self.execution]
-            return f"{self.form}, Fourier grid of {plural(self.details.side, 'feature')}, {place}"
-        factor = "Cholesky" if isinstance(self.details, Direct) else "Cholesky in float32 and refinement"
-        tiles = f", tiles of {self.tile:,}" if not self.place.is_memory else ""
-        return f"{self.form}, {factor}, {places[self.execution]}{tiles}"
-
-    def products_text(self) -> str:
-        """Precision of the products of conjugate gradient, and where the tiles are."""
-        assert isinstance(self.details, Iterative)
-        products = self.details.products
-        if isinstance(products, RowPasses):
-            return "float64, the rows streamed at every pass"
-        precision = "mixed precision" if products.precision == "float32" else "float64"
-        kept = products.kept_fraction(self.place.slots)
-        if kept == 1:
-            return f"{precision}, the matrix kept in memory"
-        if not kept:
-            return f"{precision}, tiles of {products.tile:,} formed at every pass"
-        share = f"{kept:.0%}" if kept >= 0.005 else "less than 1%"
-        return (
-            f"{precision}, tiles of {products.tile:,}, {share} of them kept in memory, the others formed at every pass"
-        )
+        return self.method.summary(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Strategy as values of JSON."""

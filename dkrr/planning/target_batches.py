@@ -6,12 +6,10 @@ The targets are where the user has them, or in a mapped file; the dual coefficie
 from dataclasses import replace
 from math import ceil
 
-from dkrr.linalg.in_memory_cholesky import solving_work
 from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import Reason
-from dkrr.planning.resources import Resources, cold_fraction
-from dkrr.planning.strategy import Direct, Strategy
-from dkrr.planning.work import BATCH_VECTORS, CostModel, Step, written
+from dkrr.planning.resources import Resources
+from dkrr.planning.work import BATCH_VECTORS
 from dkrr.text import plural
 
 WHOLE_BYTES = 64 * 2**20
@@ -20,18 +18,6 @@ BATCH_FRACTION = 1 / 3
 """Fraction of the memory limit that they may take."""
 MIN_BATCH = 64
 """Number of targets up to which products take the same time."""
-SHARED_STAGES = {
-    "starting workers",
-    "checking X",
-    "copying X",
-    "reading X",
-    "checking symmetry",
-    "Gram matrix",
-    "factorisation",
-    "preconditioner",
-    "held-out models",
-}
-"""Stages that all batches share."""
 
 
 def batch_of(p: Problem, resources: Resources) -> int:
@@ -62,28 +48,6 @@ def n_batches(p: Problem) -> int:
 def of_one_batch(p: Problem) -> Problem:
     """Problem of one batch, whose price is that of all but the stages that are repeated."""
     return replace(p, n_targets=p.batch) if p.batch else p
-
-
-def in_batches(one: Strategy, p: Problem, resources: Resources) -> Strategy:
-    """Strategy for all batches, from the one that is priced for one of them."""
-    if not p.batch:
-        return one
-    site, count, peak = CostModel(p, resources, one.place), n_batches(p), one.peak_bytes
-    rates = resources.rates_of_disk.reading(cold_fraction(2 * p.y_bytes, site.cache_bytes(peak)))
-    # Read for the ranges of the targets, for the batches, and the coefficients for their norms.
-    moved = written(p.y_bytes, 3.0 * p.y_bytes)
-    moved = replace(moved, written_bytes=p.y_bytes * (2 if p.keeps_store else 1))
-    recipe = [Step("targets", moved, seconds=rates.seconds(moved))]
-    stages = [s if s.name in SHARED_STAGES else s.times(count, peak) for s in one.stages]
-    if one.is_whole and isinstance(one.details, Direct):  # substitutions with a stored factor, which has the first
-        solved = solving_work(p.n, p.batch)
-        stages = [s for s in stages if s.name != "true residual"]
-        recipe.append(Step("true residual", solved, count - 1, "blas"))
-        is_kept = one.details.keeps_matrix
-        recipe.append(
-            Step("true residual", solved if is_kept else site.product(p.batch), count, "blas" if is_kept else "tasks")
-        )
-    return replace(one, stages=(*stages, *site.price(recipe, peak)))
 
 
 def batch_reason(p: Problem) -> Reason:

@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from dkrr.cluster import CombinedProgress
 from dkrr.cluster.process import graceful_termination
 from dkrr.errors import InputError
-from dkrr.fitting import Fit, fit
 from dkrr.fitting.context import QUIET_SECONDS
 from dkrr.fitting.posteriors import Posteriors
 from dkrr.fitting.request_plans import plan_of
 from dkrr.fitting.requests import FitRequest, Targets
+from dkrr.fitting.run import Fit, fit
+from dkrr.fitting.score_plans import continuing, refuse_gradient
 from dkrr.fitting.search_plans import within_store
-from dkrr.planning.detection import detect
+from dkrr.machine.detection import detect
 from dkrr.planning.searches import SelectionPlan
-from dkrr.planning.selection import continuing, refuse_gradient
 from dkrr.selection.optimum import Optimum, Search, optimise
 from dkrr.selection.scores import negative_squared_error
 from dkrr.selection.scoring import Candidate, SelectionRequest, all_scored, planned
@@ -122,7 +122,7 @@ def _continuing(last: FitRequest, best: Candidate) -> FitRequest:
     # Of λ with the same score the run solves for the largest, and the first candidate is chosen.
     if start is None or scores is None or (start.alphas != last.outputs.alphas).any():
         return last
-    if last.settings.uncertainty is not False and plan_of(last).chosen.details.keeps_factors:
+    if last.settings.uncertainty is not False and plan_of(last).chosen.keeps_factors:
         return last
     problem = continuing(last.problem(), scores)
     return replace(last.with_settings(solver=problem.solver, form=problem.form), start=start, because=problem.because)

@@ -33,7 +33,6 @@ from dkrr.linalg.preconditioners import Identity, Preconditioner
 from dkrr.linalg.products import column_sizes, root_mean_squares
 from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets
 from dkrr.planning import Plan
-from dkrr.planning.strategy import Iterative
 from dkrr.selection.fold_systems import predictions_with_intercept
 from dkrr.selection.folds import Folds
 from dkrr.selection.sweep import MAX_TIGHTENINGS, MIN_FOLD_TOL, SLACK, target_batches
@@ -105,7 +104,6 @@ class HeldOutError:
     def __init__(
         self, data: EvaluatedData, folds: Folds, plan: Plan, context: Context, tol: float | None = None
     ) -> None:
-        assert isinstance(plan.chosen.details, Iterative)
         self._data, self._folds, self._plan, self._context = data, folds, plan, context
         self._strategy, self._tol = plan.chosen.details, plan.problem.tol if tol is None else tol
         self._kept: tuple[Kernel, LengthGram] | None = None

@@ -24,12 +24,13 @@ from dkrr.fitting.data import shared_fields
 from dkrr.fitting.request_plans import with_spectrum
 from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.sampled import centre_linear_parts
+from dkrr.fitting.score_plans import plan_gradient
 from dkrr.kernels import Kernel
 from dkrr.kernels.lengths import WithLengths
 from dkrr.linalg.result import in_terms_of_alpha
 from dkrr.planning.resources import Resources
 from dkrr.planning.searches import Optimising
-from dkrr.planning.selection import FoldSizes, ScoringPlan, plan_gradient
+from dkrr.planning.selection import FoldSizes, ScoringPlan
 from dkrr.selection.folds import Folds
 from dkrr.selection.gradients import EvaluatedData, Evaluation, HeldOutError
 from dkrr.store import RunStore

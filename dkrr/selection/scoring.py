@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from dkrr.cluster import CombinedProgress, Progress, ThreadExecutor, make_progress
 from dkrr.data import MemoryRows, Rows
 from dkrr.errors import ConvergenceWarning, warn_inaccurate
-from dkrr.fitting import fit
 from dkrr.fitting.context import Context, open_context
+from dkrr.fitting.costs.details import Direct
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.gram import FactoredGram
 from dkrr.fitting.prediction import predict_in_memory
 from dkrr.fitting.requests import DualStart, FitRequest, Settings, Targets
 from dkrr.fitting.results import scale_of
+from dkrr.fitting.run import fit
 from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.fitting.search_plans import scoring_plan, search_plan, within_store
 from dkrr.fitting.storage import with_repairs
@@ -32,12 +33,11 @@ from dkrr.kernels.columns import learns
 from dkrr.kernels.kernel_features import is_drawn
 from dkrr.linalg.held_out import HeldOutErrors
 from dkrr.linalg.result import in_terms_of_alpha
-from dkrr.planning.detection import detect
+from dkrr.machine.detection import detect
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.searches import SelectionPlan, seconds_of_fit, seconds_of_scores
 from dkrr.planning.selection import FoldSizes, ScoringPlan
-from dkrr.planning.strategy import Direct, FourierSolve, Iterative
 from dkrr.selection.curve import LearningCurve
 from dkrr.selection.folds import Folds, SelectionData
 from dkrr.selection.optimum import Search
@@ -452,12 +452,11 @@ def _carry_out(
     data = centre_linear_parts(data, settings.store)
     if plan.method == "primal":
         details, threads = one.chosen.details, one.resources.local_threads
-        rank_limit = details.rank_limit if isinstance(details, FourierSolve) else 0
+        rank_limit = details.rank_limit if one.chosen.method.folds_by == "grid" else 0
         PrimalFolds(data, folds, progress, threads, rank_limit).score(alphas, sheet, report)
         return
     with open_context(one, settings.store, progress) as context:
         if plan.method == "sweep":
-            assert isinstance(one.chosen.details, Iterative)
             with in_terms_of_alpha(alphas, "dual", partial(scale_of, data, "dual")):
                 sweep(
                     one.chosen.details,
@@ -472,7 +471,6 @@ def _carry_out(
                     refit=work.refit,
                 )
         else:
-            assert isinstance(one.chosen.details, Direct)
             data = data.by_folds()
             score_by_factors(one.chosen.details, data, context, data.folds, alphas, sheet, report)
         context.storage.note_stage(ENDED)

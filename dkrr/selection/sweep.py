@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.fitting.context import Context
+from dkrr.fitting.costs.details import Iterative
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.gram import GramOperator
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of, resumed
@@ -27,7 +28,6 @@ from dkrr.linalg.result import Status
 from dkrr.linalg.training_sets import TrainingSetOperator
 from dkrr.planning import Plan
 from dkrr.planning.selection import RISES
-from dkrr.planning.strategy import Iterative
 from dkrr.selection.fold_systems import FoldSystems
 from dkrr.selection.folds import Folds
 from dkrr.selection.scores import Report, ScoreSheet

@@ -17,12 +17,13 @@ from dkrr.blas import BYTES_PER_THREAD
 from dkrr.data import MemoryRows, as_rows
 from dkrr.errors import InputError, MemoryLimitError
 from dkrr.features import Nystroem, RandomFourier, feature_map
+from dkrr.fitting.costs.centre_costs import drawing_of
+from dkrr.fitting.methods import make_plan
+from dkrr.fitting.requests import problem_of_rows
 from dkrr.fitting.sampled import nystroem_map, with_sampled_maps, with_stored_arrays
 from dkrr.kernels import RBF, Laplacian, Linear, Matern, fourier
 from dkrr.kernels.descriptions import feature_map_from_dict
 from dkrr.kernels.map_base import MapKernel
-from dkrr.planning.drawing import drawing_of
-from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import PROCESS_MARGIN_BYTES
 from dkrr.store import RunStore
@@ -115,7 +116,7 @@ def test_the_memory_of_a_draw_is_at_most_its_price(pivots, sparse):
     rows = as_rows(sp.csr_array(X) if sparse else X, "X")
     kernel = Nystroem(RBF(gamma=0.3), 300, pivots)
     resources = machine(local_baseline_bytes=0, local_threads=1)
-    drawing = drawing_of(Problem.of_rows(rows, kernel.kernel(), n_targets=1), resources)
+    drawing = drawing_of(problem_of_rows(rows, kernel.kernel(), n_targets=1), resources)
     priced = drawing.stage.peak_bytes - PROCESS_MARGIN_BYTES - BYTES_PER_THREAD
     peak = traced_peak(lambda: nystroem_map(kernel, rows))
     assert peak <= priced and (peak > 0.5 * priced or pivots == "uniform")

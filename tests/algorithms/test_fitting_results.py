@@ -14,13 +14,13 @@ from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.cost import Stage
 from dkrr.data import as_rows
 from dkrr.fitting import run
+from dkrr.fitting.costs.details import Float32Factor
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.results import function_norms
 from dkrr.kernels import RBF, Polynomial, Precomputed
 from dkrr.linalg import refinement as refining
 from dkrr.linalg.in_memory_cholesky import ONE_TILE
 from dkrr.planning.reasons import codes_of
-from dkrr.planning.strategy import Float32Factor
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, SolveResult, Status
 from dkrr.store import MemoryMatrix
 from tests import precise

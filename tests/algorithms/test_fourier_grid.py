@@ -14,6 +14,7 @@ from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV
 from dkrr.errors import InputError, PlanError
 from dkrr.features import FourierGrid
 from dkrr.fitting import fourier_ridge, grids
+from dkrr.fitting.costs.details import FourierSolve
 from dkrr.kernels import RBF, Columns, Linear, Matern, fourier_grid
 from dkrr.kernels.fourier_grid import FourierZones
 from dkrr.kernels.nonuniform import Transform
@@ -22,7 +23,6 @@ from dkrr.linalg.fourier_normal import (
 )
 from dkrr.linalg.fourier_sums import FourierSums, inverse_of, leverage_modes, leverages_of
 from dkrr.linalg.sums import cholesky_factor
-from dkrr.planning.strategy import FourierSolve
 from tests.oracles import assert_close
 
 N = 311  # a prime
@@ -325,8 +325,8 @@ def test_rows_at_the_borders_of_the_zones_have_features(low, length, gamma):
 
 
 def test_many_features_are_solved_for_by_iterations(monkeypatch):
-    monkeypatch.setattr("dkrr.planning.transforms.FACTORED_SIDE", 10)
-    monkeypatch.setattr("dkrr.planning.transforms.MAX_SIDE", 10)
+    monkeypatch.setattr("dkrr.fitting.costs.fourier_costs.FACTORED_SIDE", 10)
+    monkeypatch.setattr("dkrr.fitting.costs.fourier_costs.MAX_SIDE", 10)
     X, rng = rows(2)
     y = np.column_stack([np.sin(7 * X[:, 0]), X[:, 1]]) + 0.1 * rng.standard_normal((N, 2))
     fitted, dual = both(X, y, alpha=[0.01, 1.0], fit_intercept=True)
@@ -379,12 +379,12 @@ def test_searches_find_what_the_dual_form_finds(cv, scoring):
 @pytest.mark.parametrize("alpha_per_target", [True, False])
 def test_a_lambda_whose_systems_are_not_solved_has_no_score(monkeypatch, alpha_per_target):
     for name in (
-        "planning.transforms.FACTORED_SIDE",
+        "fitting.costs.fourier_costs.FACTORED_SIDE",
         "linalg.fourier_sums.FACTORED_SIDE",
-        "planning.selection.MAX_SIDE",
+        "fitting.score_plans.MAX_SIDE",
     ):
         monkeypatch.setattr(f"dkrr.{name}", 10)
-    monkeypatch.setattr("dkrr.planning.transforms.MAX_RANK", 40)
+    monkeypatch.setattr("dkrr.fitting.costs.fourier_costs.MAX_RANK", 40)
     monkeypatch.setattr("dkrr.linalg.fourier_sums.MAX_ITERATIONS", 12)
     X, rng = rows(2)
     y = np.column_stack([np.sin(7 * X[:, 0]), X[:, 1]]) + 0.1 * rng.standard_normal((N, 2))

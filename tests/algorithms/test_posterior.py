@@ -32,7 +32,7 @@ KERNEL = RBF(gamma=0.17)
 @pytest.fixture
 def iterates(monkeypatch):
     """No factor is soon made: conjugate gradient that was requested is used."""
-    monkeypatch.setattr("dkrr.planning.uncertainty.SMALL_SECONDS", -1.0)
+    monkeypatch.setattr("dkrr.fitting.posterior_plans.SMALL_SECONDS", -1.0)
 
 
 def dense_posterior(kernel, X, y, w, alpha, X_new, fit_intercept):
@@ -196,7 +196,7 @@ def test_answers_do_not_depend_on_what_was_asked_before(data, iterates, solver, 
 def test_a_factor_that_takes_memory_does_not_change_what_is_planned(data, monkeypatch):
     model, expected = KernelRidge(kernel=KERNEL).fit(data.X, data.y), KernelRidge(kernel=KERNEL).fit(data.X, data.y)
     model.loo_residuals()
-    monkeypatch.setattr("dkrr.planning.detection.available_bytes", lambda _: 0)
+    monkeypatch.setattr("dkrr.machine.detection.available_bytes", lambda _: 0)
     std = model.predict(data.X_new, return_std=True)[1]
     monkeypatch.undo()
     assert_array_equal(std, expected.predict(data.X_new, return_std=True)[1])
@@ -221,7 +221,7 @@ def test_too_few_iterations_leave_wide_bounds_that_hold(data, iterates, fit_inte
 
 @pytest.mark.parametrize("method", ["factor", "iterations"])
 def test_lazy_rows_have_lazy_deviations_bounds_and_intervals(data, monkeypatch, method):
-    monkeypatch.setattr("dkrr.planning.uncertainty.SMALL_SECONDS", 3.0 if method == "factor" else -1.0)
+    monkeypatch.setattr("dkrr.fitting.posterior_plans.SMALL_SECONDS", 3.0 if method == "factor" else -1.0)
     model, lazy = iterated(data), da.from_array(data.X_new, chunks=(20, 2))
     for ask, accuracy in (
         (lambda X: model.predict(X, return_std=True), 1e-3),

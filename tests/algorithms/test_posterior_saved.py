@@ -60,7 +60,7 @@ def test_a_loaded_model_has_the_same_bits(data, tmp_path, monkeypatch, way, unce
     monkeypatch.setattr("dkrr.store.format.ROW_CHUNK_BYTES", 4096)  # panels lie across the ends of chunks
     by_cg = "solver" in METHODS[way]
     if by_cg:
-        monkeypatch.setattr("dkrr.planning.uncertainty.SMALL_SECONDS", 0.0)
+        monkeypatch.setattr("dkrr.fitting.posterior_plans.SMALL_SECONDS", 0.0)
     far = 100.0 if METHODS[way].get("fit_intercept") else 0.0  # linear kernels get an origin
     model = KernelRidge(**METHODS[way]).fit(data.X + far, data.y, sample_weight=data.weights if weighted else None)
     again = saved(model, tmp_path, uncertainty)
@@ -172,7 +172,7 @@ def test_memory_decides_how_many_rows_a_factor_serves_at_once(data, tmp_path, mo
     assert panels.count((1, 0)) == 1, "the factor is read once for all rows"
     size = model._known_posteriors.factored()[0][1].factor_size
     assert size.rows_within(size.bytes_of(1500)) == 1024 and size.rows_within(size.bytes_of(10**6)) == 4096
-    monkeypatch.setattr("dkrr.planning.predictions.ROWS_PER_READ", 1024)
+    monkeypatch.setattr("dkrr.fitting.prediction_costs.ROWS_PER_READ", 1024)
     assert_close(model.predict(rows, return_std=True)[1], std, 1e-12)
     model.set_params(memory_limit="1MiB")
     with pytest.raises(MemoryLimitError, match="standard deviations of one row .* memory_limit .* expected at least"):

@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from dkrr.cluster import Meter, SerialExecutor, resident
 from dkrr.data import MemoryRows, as_rows, write_rows
 from dkrr.errors import StoreError
+from dkrr.fitting.requests import problem_of_rows
 from dkrr.kernels import RBF, Linear, Polynomial
 from dkrr.kernels.maps import IdentityMap
 from dkrr.linalg import products, sources
@@ -21,7 +22,6 @@ from dkrr.linalg.normal import NormalOperator
 from dkrr.linalg.passes import Design, Segment
 from dkrr.linalg.products import GROUPS_PER_PLACE, LastProduct, TiledOperator, TileGroup, tile_work
 from dkrr.linalg.sources import FormedTiles, GramTiles, MatrixTiles, ResidentRows
-from dkrr.planning.problem import Problem
 from dkrr.store import TileGrid
 from tests import systems
 from tests.oracles import assert_close, naive_gram
@@ -317,7 +317,7 @@ def test_memory_of_uneven_sparse_rows_is_that_of_parts(tmp_path):
     rows, all_rows = write_rows(MemoryRows(X), place(tmp_path / "rows")), slice(0, 300)
     kernel, parts, expected = RBF(gamma=1e-4), rows.row_ranges(all_rows), RBF(gamma=1e-4)(X)
     assert len(parts) > 4 and [p.start for p in parts[1:]] == [p.stop for p in parts[:-1]]
-    row_bytes = Problem.of_rows(rows, kernel, n_targets=1).row_bytes_in_strips(300)
+    row_bytes = problem_of_rows(rows, kernel, n_targets=1).row_bytes_in_strips(300)
     workspace = sources.gram_workspace_bytes(kernel, 300, row_bytes, 40_000, row_bytes)
     product = 2 * 300 * row_bytes + kernel.pieces_bytes(300, 300, 40_000, row_bytes)
     assert 300 * row_bytes < rows.n_bytes / 2

@@ -244,7 +244,7 @@ def test_targets_in_several_runs_have_the_same_scores_and_do_not_race_for_all(mo
     Y = np.hstack([rng.normal(size=(200, 4)), 3 * np.sin(3 * X) + 0.01 * rng.normal(size=(200, 4))])
     settings = {"alphas": np.geomspace(1e-5, 1e2, 10), "gamma": 2.0, "solver": "cg", "refit": False}
     whole = KernelRidgeCV(early_stopping=False, **settings).fit(X, Y)
-    monkeypatch.setattr("dkrr.planning.selection.MAX_SWEEP_COLUMNS", 200)
+    monkeypatch.setattr("dkrr.fitting.score_plans.MAX_SWEEP_COLUMNS", 200)
     search = KernelRidgeCV(**settings).fit(X, Y)
     assert search.selection_plan_.plan.problem.n_targets == 4 < whole.selection_plan_.plan.problem.n_targets
     assert search.alpha_ == whole.alpha_

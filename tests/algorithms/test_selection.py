@@ -68,7 +68,7 @@ def dense_error(X, Y, weights, kernel, alpha, pairs, *, fit_intercept):
 def test_gradients_agree_with_dense_systems_and_differences(case, monkeypatch):
     case = {"kernel": RBF(gamma=0.5 / LENGTHS**2), "t": 2, "folds": KFold(4, shuffle=True, random_state=0)} | case
     if "columns" in case:
-        monkeypatch.setattr("dkrr.planning.selection.MAX_SWEEP_COLUMNS", case["columns"])
+        monkeypatch.setattr("dkrr.fitting.score_plans.MAX_SWEEP_COLUMNS", case["columns"])
     X, Y = problem(t=case["t"])
     weights = np.random.default_rng(1).uniform(0.1, 3, len(X)) * (np.arange(len(X)) % 7 > 0)
     weights = weights if "weighted" in case else None

@@ -13,8 +13,8 @@ from dkrr import KernelRidge, plan
 from dkrr.data import as_rows
 from dkrr.errors import KernelFunctionError
 from dkrr.kernels import RBF, CallableKernel, Columns, Kernel
+from dkrr.machine.measures import MAX_ROWS, MIN_ROWS, measure, with_measured_kernel
 from dkrr.planning.facts import EntrySeconds
-from dkrr.planning.measures import MAX_ROWS, MIN_ROWS, measure, with_measured_kernel
 from tests.planning.problems import problem
 
 N, D = 1500, 12
@@ -149,9 +149,9 @@ def test_a_kernel_that_states_no_time_is_measured_for_a_small_fit():
 
 @pytest.mark.usefixtures("quick")
 def test_plans_and_fits_use_it(monkeypatch):
-    monkeypatch.setattr("dkrr.planning.measures.entry_seconds", lambda *_: EntrySeconds(1e-6, 1e-6))
-    monkeypatch.setattr("dkrr.planning.measures.GRAM_SECONDS", 0.0)
-    monkeypatch.setattr("dkrr.planning.calibration.LONG_SECONDS", np.inf)
+    monkeypatch.setattr("dkrr.machine.measures.entry_seconds", lambda *_: EntrySeconds(1e-6, 1e-6))
+    monkeypatch.setattr("dkrr.machine.measures.GRAM_SECONDS", 0.0)
+    monkeypatch.setattr("dkrr.machine.calibration.LONG_SECONDS", np.inf)
     slow = plan(n_samples=20_001, n_features=D, kernel="rbf", solver="cholesky").chosen.stages
     assert sum(stage.seconds for stage in slow) > 20_001**2 / 2 * 1e-6 / 64
     assert KernelRidge(kernel="matern").fit(X, y).plan_.problem.facts.entry_seconds == (1e-6, 1e-6)

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from dkrr.cluster.process import available_bytes, memory_groups, resident_bytes, usable_cores
-from dkrr.planning.detection import detect
+from dkrr.machine.detection import detect
 
 MIB = 2**20
 NONE_V1 = 9223372036854771712
@@ -145,7 +145,7 @@ def test_a_limit_of_addresses_that_the_system_sets():
     """In a process of its own, with real limits: a plan stays within them, and memory up to it can be had."""
     script = """
 import resource, numpy as np
-from dkrr.planning.detection import detect
+from dkrr.machine.detection import detect
 from dkrr.cluster.process import process_limit_bytes
 free = detect(None, None, workers=1)
 for name in (resource.RLIMIT_AS, resource.RLIMIT_DATA):

@@ -14,15 +14,17 @@ from click.testing import CliRunner
 import dkrr
 from dkrr.cli import dkrr as command
 from dkrr.cluster.worker_settings import WorkerReport
+from dkrr.config import setting
 from dkrr.errors import InputError
 from dkrr.fitting.request_plans import FitChoice, settled
-from dkrr.planning import calibration
-from dkrr.planning import profile as profiles
-from dkrr.planning.calibration import calibrate
-from dkrr.planning.detection import describe, detect, known_rates
-from dkrr.planning.measures import best_seconds, measure_store
+from dkrr.machine import calibration
+from dkrr.machine import profile as profiles
+from dkrr.machine.calibration import calibrate
+from dkrr.machine.detection import describe, detect, known_rates, load_profile, recorded_baseline
+from dkrr.machine.measures import best_seconds, measure_store
+from dkrr.machine.profile import machine_fingerprint, record_baseline, save_profile
+from dkrr.planning import Profile
 from dkrr.planning.plan import RATES
-from dkrr.planning.profile import Profile, load_profile, machine_fingerprint, record_baseline, save_profile
 from dkrr.planning.resources import WORKER_BASELINE_BYTES, Rates
 from dkrr.store.zarr_arrays import create_array
 from tests.cluster.clients import all_released
@@ -204,7 +206,7 @@ def test_what_cannot_be_kept_is_refused_before_the_work(tmp_path):
 def test_a_read_that_another_cache_served_is_not_the_disks(tmp_path, monkeypatch, cold, is_measured):
     """The host of a virtual machine has in memory what was just written, and the disk's own rate cannot be measured."""
     times = iter([0.1, 0.1, cold])
-    monkeypatch.setattr("dkrr.planning.measures._timed", lambda function: next(times))
+    monkeypatch.setattr("dkrr.machine.measures._timed", lambda function: next(times))
     found = measure_store(str(tmp_path))
     assert ("cold_read_bytes" in found) == is_measured
     assert found.get("cold_read_bytes", 0.0) <= found["read_bytes"] / 2
@@ -213,7 +215,7 @@ def test_a_read_that_another_cache_served_is_not_the_disks(tmp_path, monkeypatch
 @pytest.mark.parametrize(("each", "calls"), [(0.3, 4), (0.9, 3), (1.4, 3), (2.9, 2), (3.1, 1)])
 def test_calls_are_repeated_within_three_times_the_time_and_slow_ones_do_not_count(monkeypatch, each, calls):
     timed = Mock(side_effect=[each] * 9)
-    monkeypatch.setattr("dkrr.planning.measures._timed", timed)
+    monkeypatch.setattr("dkrr.machine.measures._timed", timed)
     assert best_seconds(int, 1.0) == each and timed.call_count == calls
     timed.side_effect = [1.0, 1.0, 50.0, 1.0, 60.0, 1.0, 1.0, 70.0]
     assert best_seconds(int, 180.0) == 1.0
@@ -308,7 +310,7 @@ def test_configuration_goes_before_what_was_measured():
     given = {"gemm-gflops": 14.0, "read-gbytes": 1.0, "write-gbytes": 0.25, "cold-read-gbytes": 0.1}
     given["task-seconds"] = 0.5
     with dask.config.set({f"dkrr.rates.{name}": value for name, value in given.items()}):
-        rates, rates_from = known_rates(machine_fingerprint())
+        rates, rates_from = known_rates(load_profile(machine_fingerprint()), setting("rates"))
     assert rates_from == "configuration"
     assert (rates.gemm_flops, rates.read_bytes, rates.write_bytes, rates.task_seconds) == (14e9, 1e9, 0.25e9, 0.5)
     assert rates.cold_read_bytes == 0.1e9
@@ -338,12 +340,12 @@ def test_medians_over_workers():
 
 
 def test_what_new_workers_hold_is_kept_for_the_environment_it_was_measured_in_and_planned_with():
-    assert profiles.recorded_baseline() == 0
+    assert recorded_baseline(setting("profile-directory")) == 0
     assert detect("1GiB", None).worker_baseline_bytes == WORKER_BASELINE_BYTES
     record_baseline(240 * MIB)
-    assert profiles.recorded_baseline() == detect("1GiB", None).worker_baseline_bytes == 240 * MIB
+    assert recorded_baseline(setting("profile-directory")) == detect("1GiB", None).worker_baseline_bytes == 240 * MIB
     with dask.config.set({"distributed.worker.preload": ["another"]}):
-        assert profiles.recorded_baseline() == 0, "another environment"
+        assert recorded_baseline(setting("profile-directory")) == 0, "another environment"
 
 
 EACH = profiles.BUCKET_BYTES

@@ -21,9 +21,9 @@ from dkrr.data import MemoryRows, as_rows, load_array, load_labels, load_targets
 from dkrr.data.arrays import SCRATCH_BYTES, PlainRows, is_mapped
 from dkrr.data.rows import dense, n_bytes
 from dkrr.errors import InputError, InputTypeError, StoreError
+from dkrr.fitting.requests import problem_of_rows
 from dkrr.kernels import Linear
 from dkrr.linalg.passes import Segment
-from dkrr.planning.problem import Problem
 from dkrr.store.description import SPARSE_CHUNK_ENTRIES
 from tests.contracts.test_rows import ranges
 from tests.inputs import numbers, table
@@ -293,12 +293,12 @@ def test_entries_given_twice_are_summed_and_the_users_matrix_is_not_changed():
 def test_plans_bound_the_bytes_of_any_rows(counts, data):
     n, pointers = len(counts), np.concatenate([[0], np.cumsum(counts)])
     rows = MemoryRows(csr(counts, 9))
-    problem, k = Problem.of_rows(rows, Linear(), n_targets=1), data.draw(st.integers(1, n))
+    problem, k = problem_of_rows(rows, Linear(), n_targets=1), data.draw(st.integers(1, n))
     width, heaviest = 8 + rows.array.indices.itemsize, sorted(counts)[-k:]
     assert width * sum(heaviest) + 16 * k <= problem.largest_rows_bytes(k) <= 2 * width * sum(heaviest) + 32 * k
     entries = data.draw(st.integers(1, 30))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dkrr.planning.problem.SPARSE_BLOCK_ENTRIES", entries)
+        patch.setattr("dkrr.data.rows.SPARSE_BLOCK_ENTRIES", entries)
         patch.setattr("dkrr.linalg.passes.SPARSE_BLOCK_ENTRIES", entries)
         segment = Segment(rows, 0, n, k, np.ones((n, 1)))
         for stream in (segment.blocks(Meter()), segment.strips(Meter(), 1)):

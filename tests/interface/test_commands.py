@@ -21,7 +21,8 @@ from dkrr.cli.options import GROUPS, OPTIONS
 from dkrr.data import sampled
 from dkrr.errors import ConvergenceWarning
 from dkrr.estimators.search import shuffled_folds
-from dkrr.planning.profile import Profile, machine_fingerprint, save_profile
+from dkrr.machine.profile import machine_fingerprint, save_profile
+from dkrr.planning import Profile
 from dkrr.planning.resources import Rates
 from tests.interface.conftest import run
 from tests.pairs import every_pair

@@ -19,8 +19,8 @@ import dkrr
 from dkrr.data.transformers import TransformedRows
 from dkrr.errors import InputError, MemoryLimitError, NotFiniteError, StoreError
 from dkrr.fitting import prediction_plans as predictions_out
-from dkrr.planning.detection import detect
-from dkrr.planning.predictions import plan_prediction
+from dkrr.fitting.prediction_costs import plan_prediction
+from dkrr.machine.detection import detect
 from dkrr.solvers import ConjugateGradient, RPCholesky
 from dkrr.store.places import place_at
 from tests.data.flights import flights, targets
@@ -144,7 +144,7 @@ def test_workers_of_the_ambient_client_write_predictions(ridge, logistic):
 
 @pytest.mark.parametrize("is_saved", [False, True])
 def test_workers_write_deviations_and_intervals_and_read_a_large_factor_themselves(ridge, monkeypatch, is_saved):
-    monkeypatch.setattr("dkrr.planning.predictions.SENT_BYTES", 0 if is_saved else 2**26)
+    monkeypatch.setattr("dkrr.fitting.prediction_costs.SENT_BYTES", 0 if is_saved else 2**26)
     dkrr.predict_to(ridge, "x.parquet", "here.parquet", return_std=True, interval=0.8)
     model = ridge
     if is_saved:
@@ -196,7 +196,7 @@ def test_the_plan_of_intervals_has_the_factor_that_their_models_take():
 
 
 def test_the_plan_is_that_of_conjugate_gradient_although_a_factor_is_known(monkeypatch):
-    monkeypatch.setattr("dkrr.planning.uncertainty.SMALL_SECONDS", 0.0)
+    monkeypatch.setattr("dkrr.fitting.posterior_plans.SMALL_SECONDS", 0.0)
     model = dkrr.KernelRidge(kernel="rbf", solver=ConjugateGradient(RPCholesky(rank=20))).fit(X, TABLE["arr_delay"])
     model.loo_residuals()  # by a factor, which stays
     plan = dkrr.plan(X, model=model, return_std=True)

@@ -20,7 +20,7 @@ import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.cluster.process import CHILD, TASK, confinement, may_use
 from dkrr.kernels import RBF
-from dkrr.planning.detection import detect
+from dkrr.machine.detection import detect
 from tests.oracles import assert_close
 
 SLOW = {"dkrr.rates.gemm-gflops": 1e-4}

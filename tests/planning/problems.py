@@ -28,7 +28,7 @@ def direct(n, d, kernel="rbf", n_targets=1, **settings):
 
 
 def machine(limit=16 * GIB, workers=2, **settings):
-    """One machine with a memory limit, as `dkrr.planning.detection.detect` describes it."""
+    """One machine with a memory limit, as `dkrr.machine.detection.detect` describes it."""
     return Resources(
         **{
             "local_threads": workers,

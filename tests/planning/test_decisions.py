@@ -7,16 +7,16 @@ from dataclasses import replace
 
 from dkrr.errors import DkrrError
 from dkrr.features import feature_map
+from dkrr.fitting.costs.details import Float32Factor
+from dkrr.fitting.methods import make_plan
+from dkrr.fitting.posterior_plans import plan_uncertainty
+from dkrr.fitting.score_plans import plan_scores, whole_plan, with_parts
 from dkrr.kernels import RBF, AdditiveChi2, Laplacian, Polynomial, Precomputed, Sigmoid
 from dkrr.planning.facts import Facts, Spectrum
-from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Layout
 from dkrr.planning.reasons import codes_of
 from dkrr.planning.resources import Rates, WorkerShare
-from dkrr.planning.searches import whole_plan
-from dkrr.planning.selection import FoldSizes, plan_scores, with_parts
-from dkrr.planning.strategy import Float32Factor
-from dkrr.planning.uncertainty import plan_uncertainty
+from dkrr.planning.selection import FoldSizes
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.text import plural
 from tests.planning.problems import GIB, MIB, cluster, direct, machine, problem

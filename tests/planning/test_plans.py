@@ -15,12 +15,13 @@ import dkrr
 from dkrr.checks import parse_bytes
 from dkrr.cost import STAGE_NAMES
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, StoreError
-from dkrr.planning.explain import MIN_CG_SPEEDUP, solver_facts
-from dkrr.planning.planner import EQUAL_TIME, make_plan
+from dkrr.fitting.costs.tiles import MAX_TILES_PER_SIDE
+from dkrr.fitting.methods import make_plan
+from dkrr.planning.explain import MIN_CG_SPEEDUP
+from dkrr.planning.planner import EQUAL_TIME
 from dkrr.planning.problem import Layout
 from dkrr.planning.reasons import codes_of
 from dkrr.planning.resources import Rates, WorkerShare
-from dkrr.planning.tiles import MAX_TILES_PER_SIDE
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.text import format_seconds
 from tests.pairs import every_pair
@@ -103,7 +104,7 @@ def test_every_plan_explains_itself(what, where):
     for part in (
         "because",
         *plan.reasons,
-        *(text for _, text in solver_facts(c, plan.problem)),
+        *(text for _, text in c.method.facts(c, plan.problem)),
         format_seconds(c.seconds),
     ):
         assert part in text
@@ -226,7 +227,7 @@ def test_memory_that_is_missing_is_named():
 
 @pytest.mark.parametrize("settings", [{}, {"kernel": "rbf"}, {"cv": 5}, {"loss": "logistic"}], ids=str)
 def test_a_plan_of_rows_that_no_memory_holds_is_refused_in_words(monkeypatch, settings):
-    monkeypatch.setattr("dkrr.planning.measures.GRAM_SECONDS", 0.0)  # so that no problem is too small to be measured
+    monkeypatch.setattr("dkrr.machine.measures.GRAM_SECONDS", 0.0)  # so that no problem is too small to be measured
     with pytest.raises(MemoryLimitError, match="no plan fits in memory"):
         dkrr.plan(n_samples=10_000, n_features=10**9, memory_limit="4GiB", **settings)
 

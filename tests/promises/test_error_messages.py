@@ -147,7 +147,7 @@ def test_one_newton_step_is_not_called_steps():
 
 
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr("dkrr.planning.detection.free_bytes", lambda url: 10_000)
+    monkeypatch.setattr("dkrr.machine.detection.free_bytes", lambda url: 10_000)
     with pytest.raises(DiskSpaceError, match=r"not enough disk: .*9\.77 KiB are free.*Nothing was computed"):
         ridge(np.tile(X, (9, 1)), np.tile(Y, (9, 1)), kernel="rbf", store=str(tmp_path / "run.zarr"))
     assert not list(tmp_path.iterdir())

@@ -41,7 +41,7 @@ from sklearn.preprocessing import KBinsDiscretizer, OneHotEncoder, StandardScale
 import dkrr
 from dkrr import cli
 from dkrr.errors import DkrrError, StoreError
-from dkrr.planning.profile import machine_fingerprint, profile_path
+from dkrr.machine.profile import machine_fingerprint, profile_path
 from dkrr.store import ChunkedArray, lock
 from dkrr.store.description import model_arrays
 from dkrr.store.format import read_group, write_group

@@ -8,8 +8,10 @@ from typing import Literal, NamedTuple
 
 from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
+from dkrr.fitting.costs.details import Direct, Float32Factor
+from dkrr.fitting.costs.gram_costs import GramCosts
+from dkrr.fitting.costs.tiles import Cut, Itemsize, cuts
 from dkrr.linalg.cholesky import cholesky_task_bytes
-from dkrr.linalg.dual_objective import VECTORS_HELD
 from dkrr.linalg.float32_tiles import MAX_ROUNDING_RATIO, refining_iterations, rounding_ratio
 from dkrr.linalg.in_memory_cholesky import (
     ONE_TILE,
@@ -21,7 +23,7 @@ from dkrr.linalg.in_memory_cholesky import (
     solving_work,
 )
 from dkrr.linalg.likelihood import SECONDS_PER_SCORE
-from dkrr.linalg.newton import MIN_SHIFT_RATIO, SECONDS_PER_STEP, SECONDS_PER_STEP_IN_MEMORY
+from dkrr.linalg.newton import MIN_SHIFT_RATIO, SECONDS_PER_STEP, SECONDS_PER_STEP_IN_MEMORY, VECTORS_HELD
 from dkrr.linalg.products import calls_work
 from dkrr.linalg.residual import uses_symmetry
 from dkrr.linalg.solver_settings import ConjugateGradient
@@ -35,9 +37,8 @@ from dkrr.planning.resources import (
     Resources,
     Workplace,
 )
-from dkrr.planning.strategy import Direct, Float32Factor, Strategy, Tiling
-from dkrr.planning.tiles import Cut, Itemsize, cuts
-from dkrr.planning.work import CostModel, Recipe, Step
+from dkrr.planning.strategy import Method, Strategy, Tiling
+from dkrr.planning.work import Recipe, Step
 from dkrr.store import TileGrid
 
 KEPT_TIME_FRACTION = 0.95
@@ -126,7 +127,7 @@ def uses(p: Problem, itemsize: Itemsize) -> list[FactorUse]:
     return [FactorUse(solve, False, s.n_factors * (n + 1), m), FactorUse(check, True, s.n_factors * (n + 1), m)]
 
 
-def own_steps(site: CostModel) -> list[Step]:
+def own_steps(site: GramCosts) -> list[Step]:
     """Steps of Newton's method besides systems and products; empty for a regression."""
     p = site.problem
     if p.loss == "squared":
@@ -151,19 +152,19 @@ def newton_vectors(p: Problem) -> int:
     return 8 * p.n * m * (VECTORS_HELD + (2 * m if p.is_softmax and p.fit_intercept else 0))
 
 
-def factored_dual(p: Problem, r: Resources, itemsize: Itemsize) -> Iterator[Strategy]:
+def factored_dual(p: Problem, r: Resources, itemsize: Itemsize, method: Method) -> Iterator[Strategy]:
     """Complete factors of the Gram matrix: in memory, then in tiles on disk."""
     if itemsize == 4 and against_float32(p):
         return
     if not p.wants_tiles:
-        yield _dual_in_memory(p, r, itemsize)
+        yield _dual_in_memory(p, r, itemsize, method)
     for cut in cuts(p, r, "dual", partial(_tiled_bytes, itemsize=itemsize)):
-        yield _dual_in_tiles(cut, itemsize)
+        yield _dual_in_tiles(cut, itemsize, method)
 
 
 def _strategy(
-    site: CostModel, itemsize: Itemsize, tiling: Tiling, recipe: Recipe, peak: int, *, products_tile: int,
-    keeps_rows: bool = False, keeps_matrix: bool = False,
+    site: GramCosts, itemsize: Itemsize, method: Method, tiling: Tiling, recipe: Recipe, peak: int, *,
+    products_tile: int, keeps_rows: bool = False, keeps_matrix: bool = False,
 ) -> Strategy:  # fmt: skip
     p, n = site.problem, _iterations(site.problem, itemsize)
     details: Direct | Float32Factor = Direct(
@@ -181,7 +182,8 @@ def _strategy(
     stages = site.price(recipe, peak) + (
         site.held_out(peak, TileGrid(p.n, tiling.tile, tiling.panel)) if details.keeps_factors else ()
     )
-    return Strategy(form="dual", place=site.place, details=details, stages=stages, n_steps=newton_steps(p))
+    n_steps = newton_steps(p)
+    return Strategy(method=method, form="dual", place=site.place, details=details, stages=stages, n_steps=n_steps)
 
 
 def newton_steps(p: Problem) -> int:
@@ -192,20 +194,20 @@ def newton_steps(p: Problem) -> int:
 # In memory
 
 
-def _dual_in_memory(p: Problem, r: Resources, itemsize: Itemsize) -> Strategy:
+def _dual_in_memory(p: Problem, r: Resources, itemsize: Itemsize, method: Method) -> Strategy:
     """Factors in the calling process; the matrix beside them where forming it again takes longer."""
-    site = CostModel(p, r, r.in_caller("memory", r.local_threads))
+    site = GramCosts(p, r, r.in_caller("memory", r.local_threads))
     if p.loss == "logistic" or (itemsize == 8 and p.n <= ONE_TILE):
-        return _whole(site, itemsize, keeps=True)
-    again = _whole(site, itemsize, keeps=False)
+        return _whole(site, itemsize, method, keeps=True)
+    again = _whole(site, itemsize, method, keeps=False)
     if itemsize == 4:
         return again
-    kept = _whole(site, itemsize, keeps=True)
+    kept = _whole(site, itemsize, method, keeps=True)
     pays = kept.seconds < KEPT_TIME_FRACTION * again.seconds and kept.peak_bytes <= kept.limit_bytes
     return kept if pays else again
 
 
-def _whole(site: CostModel, itemsize: Itemsize, *, keeps: bool) -> Strategy:
+def _whole(site: GramCosts, itemsize: Itemsize, method: Method, *, keeps: bool) -> Strategy:
     """Lower triangle in the calling process, of the matrix, its factor or both."""
     p, grid = site.problem, memory_grid(site.problem.n)
     tile = grid.tile if keeps or itemsize == 8 else products_tile(p.n)
@@ -235,7 +237,7 @@ def _whole(site: CostModel, itemsize: Itemsize, *, keeps: bool) -> Strategy:
     ]
     peak = _whole_bytes(site, grid, itemsize, tile, keeps=keeps)
     tiling, tile = Tiling(grid.tile, grid.panel), p.n if itemsize == 8 else tile
-    return _strategy(site, itemsize, tiling, recipe, peak, products_tile=tile, keeps_matrix=keeps)
+    return _strategy(site, itemsize, method, tiling, recipe, peak, products_tile=tile, keeps_matrix=keeps)
 
 
 def products_tile(n: int) -> int:
@@ -244,7 +246,7 @@ def products_tile(n: int) -> int:
     return min(ceil(n / n_tiles), MAX_TILE)
 
 
-def _whole_bytes(site: CostModel, grid: TileGrid, itemsize: Itemsize, tile: int, *, keeps: bool) -> int:
+def _whole_bytes(site: GramCosts, grid: TileGrid, itemsize: Itemsize, tile: int, *, keeps: bool) -> int:
     """Memory of the calling process with a factor of the Gram matrix in it, and perhaps the matrix beside it."""
     p, threads, m = site.problem, site.resources.local_threads, site.problem.n_right_sides + 1
     is_one, one = grid.n_tiles == 1, memory_bytes(grid, keeps=False)
@@ -269,7 +271,7 @@ def _whole_bytes(site: CostModel, grid: TileGrid, itemsize: Itemsize, tile: int,
 # In tiles
 
 
-def _dual_in_tiles(cut: Cut, itemsize: Itemsize) -> Strategy:
+def _dual_in_tiles(cut: Cut, itemsize: Itemsize, method: Method) -> Strategy:
     """Factors in tiles on disk; K is formed tile by tile where it is used."""
     site, grid, p = cut.site, cut.grid, cut.site.problem
     s, x_read, rows = p.systems, cut.rows_read(), p.n * p.bytes_of_row
@@ -307,10 +309,10 @@ def _dual_in_tiles(cut: Cut, itemsize: Itemsize) -> Strategy:
         *map(used, uses(p, itemsize)),
         *own_steps(site),
     ]
-    return _strategy(site, itemsize, cut.tiling, recipe, peak, products_tile=grid.tile, keeps_rows=keeps_rows)
+    return _strategy(site, itemsize, method, cut.tiling, recipe, peak, products_tile=grid.tile, keeps_rows=keeps_rows)
 
 
-def _tiled_bytes(site: CostModel, grid: TileGrid, *, itemsize: Itemsize) -> int:
+def _tiled_bytes(site: GramCosts, grid: TileGrid, *, itemsize: Itemsize) -> int:
     """Memory of a process that factors K in tiles, in float64 where float32 breaks down.
 
     The calling process holds the scores of a classification, and applies the factors unless a cluster does.

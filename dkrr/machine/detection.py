@@ -1,11 +1,14 @@
 """Resources of this machine or cluster, for the planner."""
 
+import os
+import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import dask
 import psutil
 
 from dkrr.checks import parse_bytes, shown, whole
@@ -21,23 +24,31 @@ from dkrr.cluster.process import (
     usable_cores,
 )
 from dkrr.cluster.worker_settings import WorkerReport
-from dkrr.config import check_settings, setting, temporary_directory
-from dkrr.errors import InputError, StoreError
-from dkrr.planning.profile import (
-    Fingerprint,
+from dkrr.config import checked_settings, setting
+from dkrr.errors import InputError
+from dkrr.machine.profile import (
+    PRELOAD,
     cluster_fingerprint,
+    file_of,
+    file_with,
     is_saved,
-    load_profile,
     machine_fingerprint,
+    parsed_baseline,
+    parsed_profile,
+    path_in_folder,
     profile_path,
     rates_of_stores,
-    recorded_baseline,
+    read_kept,
+    unsaved,
+    workers_file,
 )
 from dkrr.planning.resources import (
     AVAILABLE_FRACTION,
     CLUSTER_FRACTION,
     LOCAL_FRACTION,
     WORKER_BASELINE_BYTES,
+    Fingerprint,
+    Profile,
     Rates,
     RatesFrom,
     Resources,
@@ -46,7 +57,9 @@ from dkrr.planning.resources import (
 from dkrr.store.places import free_bytes
 from dkrr.text import format_bytes, plural
 
-DEFAULT_RATES: RatesFrom = "defaults"
+DEFAULTS: tuple[Rates, RatesFrom] = (Rates(), "defaults")
+T = TypeVar("T")
+
 MAX_WORKERS = 10**5
 """More processes are in no cluster."""
 MAX_CORES = 10**4
@@ -86,46 +99,48 @@ def detect(
     InputError
         If a value cannot be used.
     """
-    check_settings()
-    _check_worker_memory(worker_memory, workers, memory_limit)
-    threads = _checked_cores(cores, worker_memory)
-    limit = setting("memory-limit") if memory_limit is None else memory_limit
+    settings = checked_settings()
+    threads = 1
+    if worker_memory is not None or cores is not None:
+        threads = _checked_threads(worker_memory, workers, memory_limit, cores)
+    limit = settings["memory-limit"] if memory_limit is None else memory_limit
     limit_bytes = None if limit is None else parse_bytes(limit)
-    process = resident_bytes()
-    available = available_bytes(root)
+    process, available, n_cores = resident_bytes(), available_bytes(root), usable_cores(root)
+    each = process_limit_bytes() if limit_bytes is None else None
+    client = ambient_client() if workers is None and worker_memory is None else None
+    confined = confinement() if client is None and worker_memory is None else None
+    folder, rates = settings["profile-directory"], settings["rates"]
     # Memory that this process holds already is part of its own limit, but not available to workers.
     local_limit = int(AVAILABLE_FRACTION * (available + process)) if limit_bytes is None else limit_bytes
     workers_limit = int(AVAILABLE_FRACTION * available) if limit_bytes is None else limit_bytes
-    each = process_limit_bytes() if limit_bytes is None else None
     if each is not None:
         each = int(AVAILABLE_FRACTION * each)
         local_limit = min(local_limit, each)
     common: dict[str, Any] = {
-        "local_threads": usable_cores(root),
+        "local_threads": n_cores,
         "local_limit_bytes": local_limit,
         "local_baseline_bytes": process,
-        "disk_free_bytes": _free_bytes(store),
+        "disk_free_bytes": _free_bytes(store, settings["temporary-directory"]),
         "limit_is_given": limit_bytes is not None,
         "memory_bytes": available + process,
         "process_limit_bytes": each,
     }
-    if worker_memory is not None:
-        given = rates_at(machine_fingerprint(), store, rows)
-        return _assumed(local_workers(workers), threads, parse_bytes(worker_memory, "worker_memory"), common, given)
-    client = ambient_client() if workers is None else None
     if client is not None:
         reports = reports_of(client)
-        return _of_workers(reports, limit_bytes, common | rates_at(fingerprint_of(reports), store, rows))
-    confined = confinement()
-    common |= rates_at(machine_fingerprint(), store, rows)
+        profile = load_profile(fingerprint_of(reports))
+        return _of_workers(reports, limit_bytes, common | rates_at(profile, rates, store, rows))
+    given = rates_at(_kept(file_with(n_cores), parsed_profile, folder), rates, store, rows)
+    if worker_memory is not None:
+        return _assumed(local_workers(workers), threads, parse_bytes(worker_memory, "worker_memory"), common | given)
+    common |= given
     if confined is not None:
         return _confined(confined, common)
-    n_workers = local_workers(workers, root)
+    n_workers = n_cores if workers is None and settings["local.workers"] is None else local_workers(workers, root)
     return Resources(
         n_workers=n_workers,
         worker_threads=1,
         worker_limit_bytes=workers_limit // n_workers if each is None else min(workers_limit // n_workers, each),
-        worker_baseline_bytes=max(WORKER_BASELINE_BYTES, recorded_baseline()),
+        worker_baseline_bytes=max(WORKER_BASELINE_BYTES, recorded_baseline(folder)),
         usable_fraction=LOCAL_FRACTION,
         **common,
     )
@@ -198,9 +213,15 @@ def _of_workers(workers: Sequence[WorkerReport], limit_bytes: int | None, common
     )
 
 
-def _check_worker_memory(worker_memory: int | str | None, workers: int | None, memory_limit: int | str | None) -> None:
+def _checked_threads(
+    worker_memory: int | str | None, workers: int | None, memory_limit: int | str | None, cores: int | None
+) -> int:
+    """Cores of each worker of a cluster that need not exist."""
     if worker_memory is None:
-        return
+        raise InputError(
+            f"cores is {shown(cores)} without worker_memory; expected workers, worker_memory and cores together: they "
+            f"describe a cluster that need not exist"
+        )
     if workers is None:
         raise InputError(
             f"worker_memory is {worker_memory!r} without workers; expected both: give workers=, the number of worker "
@@ -211,37 +232,25 @@ def _check_worker_memory(worker_memory: int | str | None, workers: int | None, m
             f"worker_memory is {worker_memory!r} and memory_limit is {memory_limit!r}; expected one of them: "
             f"worker_memory= is of each worker of a cluster, memory_limit= of one machine"
         )
+    return 1 if cores is None else whole(cores, "cores", 1, maximum=MAX_CORES)
 
 
-def _checked_cores(cores: int | None, worker_memory: int | str | None) -> int:
-    if cores is None:
-        return 1
-    if worker_memory is None:
-        raise InputError(
-            f"cores is {shown(cores)} without worker_memory; expected workers, worker_memory and cores together: they "
-            f"describe a cluster that need not exist"
-        )
-    return whole(cores, "cores", 1, maximum=MAX_CORES)
-
-
-def _assumed(
-    n_workers: int, threads: int, worker_bytes: int, common: dict[str, Any], given: dict[str, Any]
-) -> Resources:
+def _assumed(n_workers: int, threads: int, worker_bytes: int, common: dict[str, Any]) -> Resources:
     """Workers of a cluster that does not exist yet, with the cores of this machine and a store that they share."""
-    rates = given["rates"]
+    rates = common["rates"]
     # Nothing is known of the machines' caches of files, nor is what one worker wrote in that of another.
     rates = replace(rates, read_bytes=min(rates.read_bytes, rates.cold_read_bytes))
     n_cores, each = n_workers * threads, "worker" if threads == 1 else "core"
     moved = f"{rates.read_bytes / 1e9:.2g} GB/s to each {each} ({n_cores * rates.read_bytes / 1e9:.3g} GB/s to all)"
     sent = f"{rates.network_bytes / 1e9:.2g} GB/s, {rates.round_trip_seconds * 1e3:.2g} ms for a vector and its results"
-    common |= given | {"rates": rates}
+    common |= {"rates": rates}
     common |= {"memory_bytes": None, "process_limit_bytes": None, "limit_is_given": False, "disk_free_bytes": None}
     return Resources(
         n_workers=n_workers,
         n_hosts=n_workers,
         worker_threads=threads,
         worker_limit_bytes=worker_bytes,
-        worker_baseline_bytes=max(WORKER_BASELINE_BYTES, recorded_baseline()),
+        worker_baseline_bytes=max(WORKER_BASELINE_BYTES, recorded_baseline(setting("profile-directory"))),
         usable_fraction=CLUSTER_FRACTION,
         cluster_is_running=True,
         assumed=(
@@ -290,13 +299,37 @@ def fingerprint_of(workers: Sequence[WorkerReport]) -> Fingerprint:
     return machine_fingerprint() if is_here and load_profile(fingerprint) is None else fingerprint
 
 
-def known_rates(fingerprint: Fingerprint) -> tuple[Rates, RatesFrom]:
-    """Rates from Dask's configuration, else as measured here, else the defaults; and which of them."""
-    profile = load_profile(fingerprint)
-    rates, rates_from = Rates(), DEFAULT_RATES
+def _kept(name: str, parse: Callable[[Any, str], T], configured: str | None) -> T | None:
+    """Value in a file of the profiles' folder now, or that could not be written there; None without one."""
+    found: T | None = unsaved.get((str(configured), name)) if unsaved else None
+    if found is not None:
+        return found
+    try:
+        path = path_in_folder(name, configured, os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME"))
+        changed = os.stat(path).st_mtime_ns  # noqa: PTH116 (every fit asks)
+    except (OSError, RuntimeError):  # no home directory: no file
+        return None
+    return read_kept(path, changed, parse)
+
+
+def load_profile(fingerprint: Fingerprint) -> Profile | None:
+    """Profile of a machine or cluster; None if it was never measured, or by another version of dkrr."""
+    return _kept(file_of(fingerprint), parsed_profile, setting("profile-directory"))
+
+
+def recorded_baseline(configured: str | None) -> int:
+    """Bytes that workers of this environment were found to hold; 0 if no more than planned for.
+
+    The folder of the profiles is the configured one; None: the user's.
+    """
+    return _kept(workers_file(str(dask.config.get(PRELOAD, []))), parsed_baseline, configured) or 0
+
+
+def known_rates(profile: Profile | None, given: Mapping[str, float]) -> tuple[Rates, RatesFrom]:
+    """Rates from Dask's configuration, else as measured, else the defaults; and which of them."""
+    rates, rates_from = DEFAULTS
     if profile is not None:
         rates, rates_from = profile.rates, "quick" if profile.is_quick else "calibration"
-    given = setting("rates")
     if not given:
         return rates, rates_from
     if "gemm-gflops" in given:
@@ -311,26 +344,36 @@ def known_rates(fingerprint: Fingerprint) -> tuple[Rates, RatesFrom]:
     return replace(rates, **changes), rates_from
 
 
-def rates_at(fingerprint: Fingerprint, store: str | None, rows: str | None) -> dict[str, Any]:
+def rates_at(
+    profile: Profile | None, given: Mapping[str, float], store: str | None, rows: str | None
+) -> dict[str, Any]:
     """Fields of Resources about rates, for a run stored in one place and X in another.
 
     Parameters
     ----------
-    fingerprint : dict
+    profile : Profile or None
         Of the machine or cluster.
+    given : mapping
+        Rates from Dask's configuration.
     store : str or None
         Path or URL; None: the temporary folder.
     rows : str or None
         Path or URL of X; None: in memory, or read by the calling process.
     """
-    rates, rates_from = known_rates(fingerprint)
+    rates, rates_from = known_rates(profile, given)
+    if store is None and rows is None:
+        return {"rates": rates, "rates_from": rates_from}
     return {"rates_from": rates_from} | rates_of_stores(rates, store, rows)
 
 
-def _free_bytes(store: str | None) -> int | None:
+def _free_bytes(store: str | None, temporary: str | None) -> int | None:
     """Free space for the store; none without a temporary folder, which fits in memory do not need."""
+    if store is not None:
+        return free_bytes(store)
+    import tempfile  # not by processes that keep nothing
+
     try:
-        where = store or temporary_directory()
-    except StoreError:
-        return 0
-    return free_bytes(where)
+        temporary = temporary or tempfile.gettempdir()
+        return shutil.disk_usage(temporary).free
+    except OSError:
+        return 0 if temporary is None else free_bytes(temporary)

@@ -16,7 +16,7 @@ import sysconfig
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,73 +31,33 @@ from dkrr.cluster.process import read_system_file, usable_cores
 from dkrr.cluster.worker_settings import WorkerReport
 from dkrr.config import setting
 from dkrr.errors import InputError
-from dkrr.planning.resources import Rates
+from dkrr.planning.resources import PROFILE_FORMAT, Fingerprint, Profile, Rates
 from dkrr.store.paths import local_path
 from dkrr.store.places import place_at
 
-PROFILE_FORMAT = 3
 WHERE_PROFILES_GO = (
     "Set the environment variable XDG_CACHE_HOME or DASK_DKRR__PROFILE_DIRECTORY, or dkrr.profile-directory in Dask's "
     "configuration, to a folder that can be written to"
 )
 
 T = TypeVar("T")
-Fingerprint = dict[str, Any]
-"""Values of JSON that must be the same for measured rates to hold."""
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Result of ``dkrr calibrate``, or of the quick measurement before the first long fit.
-
-    Attributes
-    ----------
-    fingerprint : dict
-        What the rates are of: processor, cores, BLAS, versions of NumPy and SciPy.
-    time : str
-        When it was measured, ISO 8601.
-    rates : Rates
-        Medians over the workers: operations and bytes per second.
-    workers : tuple of dict
-        Measurements of every worker.
-    folder : str
-        Folder whose bandwidth was measured; empty: that of the store is a default.
-    seconds : float
-        Time that the measurements took, in seconds.
-    other_cores_busy : float
-        Cores that other programs kept busy just before: a profile taken beside them is too slow.
-    is_quick : bool
-        Measured in a moment before a fit: some rates are defaults, and ``dkrr calibrate`` replaces it.
-
-    See Also
-    --------
-    dkrr.calibrate : Measure this machine for plans.
-
-    Examples
-    --------
-    >>> import dkrr
-    >>> profile = dkrr.calibrate()  # doctest: +SKIP
-    >>> print(f"{profile.rates.gemm_flops:.2g} operations per second")  # doctest: +SKIP
-    5.1e+10 operations per second
-    """
-
-    fingerprint: Fingerprint
-    time: str
-    rates: Rates
-    workers: tuple[dict[str, Any], ...] = ()
-    folder: str = ""
-    seconds: float = 0.0
-    other_cores_busy: float = 0.0
-    is_quick: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Values of JSON."""
-        return {"format": PROFILE_FORMAT} | asdict(self)
 
 
 def machine_fingerprint() -> Fingerprint:
     """Fingerprint of this machine, with workers that dkrr starts itself."""
-    return {"where": "machine", "host": platform.node(), "cores": usable_cores()} | _software()
+    return fingerprint_with(usable_cores())
+
+
+@lru_cache(maxsize=8)
+def fingerprint_with(cores: int) -> Fingerprint:
+    """Fingerprint of this machine where this process may use so many cores; nothing else of it changes."""
+    return {"where": "machine", "host": platform.node(), "cores": cores} | _software()
+
+
+@lru_cache(maxsize=8)
+def file_with(cores: int) -> str:
+    """Name of the file for that fingerprint."""
+    return file_of(fingerprint_with(cores))
 
 
 def cluster_fingerprint(workers: Sequence[WorkerReport]) -> Fingerprint:
@@ -130,7 +90,7 @@ def profile_path(fingerprint: Fingerprint) -> Path:
     InputError
         If no folder is configured and the user has no home directory.
     """
-    return profile_folder() / _name(fingerprint)
+    return profile_folder() / file_of(fingerprint)
 
 
 def profile_folder() -> Path:
@@ -143,16 +103,22 @@ def profile_folder() -> Path:
     """
     configured = setting("profile-directory")
     try:
-        return _folder(configured, *map(os.environ.get, ("XDG_CACHE_HOME", "HOME")))
+        return Path(path_in_folder("", configured, *map(os.environ.get, ("XDG_CACHE_HOME", "HOME"))))
     except RuntimeError as error:  # a container's user may have neither HOME nor an entry in the list of users
         raise InputError(f"there is no folder for profiles: {error} {WHERE_PROFILES_GO}") from error
 
 
-@lru_cache(maxsize=16)  # every fit asks, and one of a hundred rows takes a millisecond
-def _folder(configured: str | None, cache: str | None, home: str | None) -> Path:  # noqa: ARG001  # Path.home reads it
-    if configured is not None:
-        return Path(configured).expanduser()
-    return Path(cache or Path.home() / ".cache") / "dkrr"
+@lru_cache(maxsize=32)  # every fit asks, and one of a hundred rows takes a millisecond
+def path_in_folder(name: str, configured: str | None, cache: str | None, home: str | None) -> str:  # noqa: ARG001
+    """Path of a file, in the folder that a setting and two variables of the environment name (Path.home reads HOME).
+
+    Raises
+    ------
+    RuntimeError
+        If the user has no home directory, and it is needed.
+    """
+    folder = Path(cache or Path.home() / ".cache") / "dkrr" if configured is None else Path(configured).expanduser()
+    return str(folder / name)
 
 
 def create_profile_folder() -> Path:
@@ -175,7 +141,7 @@ def create_profile_folder() -> Path:
 
 MAX_PROFILE_BYTES = 2**20
 """Largest file of the profiles' folder."""
-_unsaved: dict[tuple[str, str], Any] = {}
+unsaved: dict[tuple[str, str], Any] = {}
 """Values that could not be written, by configured folder and name of the file: a file system may be read-only."""
 
 
@@ -192,28 +158,17 @@ def _save(name: str, values: Any) -> Path:
         raise InputError(
             f"{folder / name} cannot be written: {error}. {WHERE_PROFILES_GO}, on a disk with free space"
         ) from error
-    _unsaved.pop(_key(name), None)
+    unsaved.pop(_key(name), None)
     return folder / name
 
 
-def _load(name: str, parse: Callable[[Any], T]) -> T | None:
-    """Value that was saved under a name, or could not be; None if it is missing, damaged or of another version."""
-    found: T | None = _unsaved.get(_key(name)) if _unsaved else None
-    if found is not None:
-        return found
-    try:
-        path = profile_folder() / name
-        found = _read(path, path.stat().st_mtime_ns, parse)
-    except (OSError, InputError):  # no home directory: no file
-        return None
-    return found
-
-
 @lru_cache(maxsize=16)
-def _read(path: Path, changed: int, parse: Callable[[Any], Any]) -> Any:  # noqa: ARG001  # what changed is read again
+def read_kept(path: str, changed: int, parse: Callable[[Any, str], T]) -> T | None:  # noqa: ARG001
+    """Value in a file that last changed at a time; None if it is damaged or of another version."""
+    file = Path(path)
     try:
-        raw = place_at(str(path.parent)).read(path.name, MAX_PROFILE_BYTES)
-        return None if raw is None else parse(json.loads(raw))
+        raw = place_at(str(file.parent)).read(file.name, MAX_PROFILE_BYTES)
+        return None if raw is None else parse(json.loads(raw), file.name)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -223,74 +178,66 @@ def _keep(name: str, values: Any, found: Any) -> None:
     try:
         _save(name, values)
     except InputError:
-        _unsaved[_key(name)] = found
+        unsaved[_key(name)] = found
 
 
 def save_profile(profile: Profile) -> Path:
-    """Write a profile where `load_profile` finds it, and return the path.
+    """Write a profile where `detection.load_profile` finds it, and return the path.
 
     Raises
     ------
     InputError
         If its folder cannot be created, or the file cannot be written.
     """
-    return _save(_name(profile.fingerprint), profile.to_dict())
+    return _save(file_of(profile.fingerprint), profile.to_dict())
 
 
 def keep_profile(profile: Profile) -> None:
     """Write a profile, or else keep it for later plans of this process."""
-    _keep(_name(profile.fingerprint), profile.to_dict(), profile)
+    _keep(file_of(profile.fingerprint), profile.to_dict(), profile)
 
 
 def is_saved(fingerprint: Fingerprint) -> bool:
-    """Whether the profile that `load_profile` finds is in a file."""
-    return _key(_name(fingerprint)) not in _unsaved
+    """Whether the profile that `detection.load_profile` finds is in a file."""
+    return _key(file_of(fingerprint)) not in unsaved
 
 
-def load_profile(fingerprint: Fingerprint) -> Profile | None:
-    """Profile of a machine or cluster; None if it was never measured, or by another version of dkrr."""
-    profile = _load(_name(fingerprint), _profile)
-    return profile if profile is not None and profile.fingerprint == fingerprint else None
-
-
-def _profile(values: Any) -> Profile | None:
+def parsed_profile(values: Any, name: str) -> Profile | None:
+    """Profile from values of JSON; None of another version, or if the file has not the name of its fingerprint."""
     if values.pop("format") != PROFILE_FORMAT:
         return None
-    return Profile(rates=Rates(**values.pop("rates")), workers=tuple(values.pop("workers")), **values)
+    found = Profile(rates=Rates(**values.pop("rates")), workers=tuple(values.pop("workers")), **values)
+    return found if file_of(found.fingerprint) == name else None
 
 
 _sorted_json = json.JSONEncoder(sort_keys=True).encode  # json.dumps makes an encoder at every call
 
 
-def _name(described: Any) -> str:
-    """Name of a file, which depends on values of JSON."""
+def file_of(described: Any) -> str:
+    """Name of the file for a fingerprint, or other values of JSON."""
     return f"{hashlib.sha256(_sorted_json(described).encode()).hexdigest()[:16]}.json"
-
-
-def recorded_baseline() -> int:
-    """Bytes that workers of this environment were found to hold; 0 if no more than planned for."""
-    return _load(_name_of_workers(), _baseline) or 0
 
 
 def record_baseline(n_bytes: int) -> None:
     """Record what workers of this environment hold, for later plans."""
-    _keep(_name_of_workers(), {"worker_baseline_bytes": n_bytes}, n_bytes)
+    _keep(workers_file(str(dask.config.get(PRELOAD, []))), {"worker_baseline_bytes": n_bytes}, n_bytes)
 
 
-def _baseline(values: Any) -> int:
+def parsed_baseline(values: Any, name: str) -> int:  # noqa: ARG001
+    """Bytes that workers hold, from values of JSON."""
     return int(values["worker_baseline_bytes"])
 
 
-def _name_of_workers() -> str:
-    return _environment(str(dask.config.get("distributed.worker.preload", [])))
+PRELOAD = "distributed.worker.preload"
+"""Setting of Dask."""
 
 
 @cache
-def _environment(preloads: str) -> str:
+def workers_file(preloads: str) -> str:
     """Name of the file for this process's libraries and preloads, which changes where a package is installed."""
     installed = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
     changed = [p.stat().st_mtime_ns for p in installed if p.exists()]
-    return f"workers-{_name([sys.prefix, sys.version, dkrr.__version__, changed, preloads])}"
+    return f"workers-{file_of([sys.prefix, sys.version, dkrr.__version__, changed, preloads])}"
 
 
 def median_rates(measured: list[dict[str, float]]) -> Rates:

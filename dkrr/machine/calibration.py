@@ -22,8 +22,8 @@ from dkrr.cluster.folders import private_folder
 from dkrr.cluster.process import ambient_client, resident_bytes
 from dkrr.config import setting, temporary_directory
 from dkrr.errors import InputError
-from dkrr.planning.detection import fingerprint_of, local_workers, rates_at, reports_of
-from dkrr.planning.measures import (
+from dkrr.machine.detection import fingerprint_of, load_profile, local_workers, rates_at, reports_of
+from dkrr.machine.measures import (
     CORE_BYTES,
     N_CHUNKS,
     QUICK_CHUNKS,
@@ -32,19 +32,16 @@ from dkrr.planning.measures import (
     measure_store,
     on_threads,
 )
-from dkrr.planning.plan import Plan
-from dkrr.planning.profile import (
-    Fingerprint,
-    Profile,
+from dkrr.machine.profile import (
     cluster_fingerprint,
     create_profile_folder,
     keep_profile,
-    load_profile,
     machine_fingerprint,
     median_rates,
     save_profile,
 )
-from dkrr.planning.resources import Rates, Resources
+from dkrr.planning.plan import Plan
+from dkrr.planning.resources import Fingerprint, Profile, Rates, Resources
 
 LONG_SECONDS = 4.0
 """Projected time of a fit above which the measurement is worth its half a second."""
@@ -71,6 +68,8 @@ def newly_measured(plan: Plan) -> Resources | None:
     client = ambient_client() if resources.cluster_is_running and not resources.assumed else None
     fingerprint = fingerprint_of(reports_of(client))
     known = load_profile(fingerprint)
+    if known is None and resources.rates_from == "quick":  # measured already, and the file is gone or another's
+        return None
     if fingerprint["where"] == "cluster":  # all workers are measured at the same time
         profile = None if known else measured_profile(fingerprint, partial(_on_workers, client, measure_cores))
     else:
@@ -80,7 +79,9 @@ def newly_measured(plan: Plan) -> Resources | None:
     keep_profile(profile)
     # The measurement leaves some memory to the process: buffers of BLAS, and what the allocator keeps.
     held = max(resources.local_baseline_bytes, resident_bytes())
-    return replace(resources, local_baseline_bytes=held, **rates_at(fingerprint, resources.store, resources.rows))
+    return replace(
+        resources, local_baseline_bytes=held, **rates_at(profile, setting("rates"), resources.store, resources.rows)
+    )
 
 
 def _of_machine(fingerprint: Fingerprint, known: Profile | None, plan: Plan) -> Profile | None:

@@ -13,15 +13,17 @@ from typing import NamedTuple
 import numpy as np
 
 from dkrr.cost import Work
+from dkrr.fitting.costs.details import FourierSolve
+from dkrr.fitting.costs.dual_cg_costs import iterations_expected
+from dkrr.fitting.costs.dual_costs import step_seconds
+from dkrr.fitting.costs.gram_costs import GramCosts
 from dkrr.kernels.fourier_grid import MAX_TRANSFORMED_ROWS, FourierGrid, Grid
 from dkrr.kernels.nonuniform import transform_bytes
 from dkrr.linalg.in_memory_cholesky import FACTORED_SIDE, factor_work, solving_work
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
-from dkrr.planning.dual import step_seconds
-from dkrr.planning.dual_cg import iterations_expected
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
-from dkrr.planning.strategy import FourierSolve, Strategy
+from dkrr.planning.strategy import Method, Strategy
 from dkrr.planning.work import CostModel, Step
 from dkrr.store import TileGrid
 
@@ -107,7 +109,7 @@ def rank_of(p: Problem, grid: Grid) -> int:
     return min(whole, int(((whole * share) ** (1 / d) + EDGE_FUNCTIONS) ** d))
 
 
-def fourier_factored(p: Problem, r: Resources) -> Iterator[Strategy]:
+def fourier_factored(p: Problem, r: Resources, method: Method) -> Iterator[Strategy]:
     """A complete factor of the matrix that is gathered from transforms."""
     grid = _grid(p)
     side = grid.dimension * (p.n_targets if p.is_softmax else 1)
@@ -119,16 +121,16 @@ def fourier_factored(p: Problem, r: Resources) -> Iterator[Strategy]:
     ]
     n_matrices = (1 if len(p.alphas) == 1 else 2) if p.loss == "squared" else 3 * (1 if p.is_softmax else p.n_targets)
     n_matrices += len(p.alphas) if p.uncertainty else 0
-    yield from _in_places(p, r, grid, recipe, n_matrices * 8 * side**2, 0)
+    yield from _in_places(p, r, method, grid, recipe, n_matrices * 8 * side**2, 0)
 
 
-def fourier_iterated(p: Problem, r: Resources) -> Iterator[Strategy]:
+def fourier_iterated(p: Problem, r: Resources, method: Method) -> Iterator[Strategy]:
     """Conjugate gradient with a partial factor, and products by convolutions."""
     grid = _grid(p)
     if grid.dimension <= FACTORED_SIDE and p.settings is None:
         return
     limit, recipe, held = iterated(p, r, p.n_targets * len(p.alphas))
-    yield from _in_places(p, r, grid, recipe, held, limit)
+    yield from _in_places(p, r, method, grid, recipe, held, limit)
 
 
 def iterated(p: Problem, r: Resources, columns: int) -> tuple[int, list[Step], int]:
@@ -159,14 +161,16 @@ def _grid(p: Problem) -> Grid:
 
 
 def _in_places(
-    p: Problem, r: Resources, grid: Grid, solving: list[Step], solving_bytes: int, rank_limit: int
+    p: Problem, r: Resources, method: Method, grid: Grid, solving: list[Step], solving_bytes: int, rank_limit: int
 ) -> Iterator[Strategy]:
     """Candidates with transforms in threads of this process, and in workers."""
     for place in r.caller_and_workers(wants_tiles=p.wants_tiles):
-        yield _in_place(CostModel(p, r, place), grid, solving, solving_bytes, rank_limit)
+        yield _in_place(GramCosts(p, r, place), method, grid, solving, solving_bytes, rank_limit)
 
 
-def _in_place(site: CostModel, grid: Grid, solving: list[Step], solving_bytes: int, rank_limit: int) -> Strategy:
+def _in_place(
+    site: GramCosts, method: Method, grid: Grid, solving: list[Step], solving_bytes: int, rank_limit: int
+) -> Strategy:
     p, place, t = site.problem, site.place, site.problem.n_targets
     passes, kept = passes_of(p), sums_bytes(p)
     heights = [
@@ -218,11 +222,13 @@ def _in_place(site: CostModel, grid: Grid, solving: list[Step], solving_bytes: i
         rank_limit=rank_limit,
         keeps_factors=p.uncertainty,
     )
+    stages = site.price(recipe, peak)
     return Strategy(
+        method=method,
         form="primal",
         place=place,
         details=details,
-        stages=site.price(recipe, peak),
+        stages=stages,
         n_steps=n_steps,
         features=p.feature_map,
     )

@@ -12,23 +12,17 @@ from numpy.typing import NDArray
 from dkrr.blas import THREAD_EFFICIENCY
 from dkrr.cost import Work
 from dkrr.errors import InputError
-from dkrr.linalg.cholesky import (
-    cholesky_work,
-    factor_bytes,
-)
+from dkrr.fitting.costs.gram_costs import GramCosts
+from dkrr.linalg.cholesky import cholesky_work, factor_bytes
 from dkrr.linalg.substitution import apply_work, substitution_places, substitution_work
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Rates, Resources, cold_fraction
-from dkrr.planning.strategy import Tiling
-from dkrr.planning.work import CostModel, Step
+from dkrr.planning.strategy import MAX_TILES_PER_SIDE, TILE_SIZES, Tiling
+from dkrr.planning.work import Step
 from dkrr.store import TileGrid
 
 PANEL_COLUMNS = 512
 """Columns of a panel with which GEMM runs at full rate (measured: 256 loses 4 %, 1,024 gains nothing)."""
-TILE_SIZES = (256, 512, 1024, 2048, 3072, 4096, 6144, 8192, 12288)
-"""Tile sizes that a plan compares (three times as many would save up to 5 %)."""
-MAX_TILES_PER_SIDE = 200
-"""About 20,000 tasks: more would keep the scheduler busy for longer than it should be."""
 MAX_TASKS = 250_000
 """Largest number of tasks of a factorisation: the scheduler takes about a millisecond for each."""
 SHARPNESS = 4.0
@@ -120,7 +114,7 @@ Itemsize = Literal[4, 8]
 class Cut(NamedTuple):
     """A place, and how the matrix is cut there."""
 
-    site: CostModel
+    site: GramCosts
     grid: TileGrid
     columns_per_task: int
     peak: int
@@ -166,7 +160,7 @@ class Cut(NamedTuple):
         return float(self.grid.tile * self.site.problem.stored_bytes / self.site.problem.n * self.grid.n_tiles**2)
 
 
-def cuts(p: Problem, r: Resources, form: Form, peak_bytes: Callable[[CostModel, TileGrid], int]) -> Iterator[Cut]:
+def cuts(p: Problem, r: Resources, form: Form, peak_bytes: Callable[[GramCosts, TileGrid], int]) -> Iterator[Cut]:
     """Places where tiles on disk may be factored, with tile sizes and tile columns per task.
 
     Of dkrr's own workers there are as many as have memory enough.
@@ -191,19 +185,19 @@ def task_columns(n_tiles: int) -> list[int]:
 
 
 def _sites(
-    p: Problem, r: Resources, grid: TileGrid, peak_bytes: Callable[[CostModel, TileGrid], int]
-) -> Iterator[CostModel]:
+    p: Problem, r: Resources, grid: TileGrid, peak_bytes: Callable[[GramCosts, TileGrid], int]
+) -> Iterator[GramCosts]:
     if not r.confined:
         fewest = r.n_workers if r.cluster_is_running else 1
         for n in range(r.n_workers, fewest - 1, -1):
-            site = CostModel(p, r, r.on_workers(n))
+            site = GramCosts(p, r, r.on_workers(n))
             if n == fewest or peak_bytes(site, grid) <= site.place.usable_bytes:
                 yield site
                 break
     if r.confined or (p.wants_tiles and not r.cluster_is_running):
         # One task at a time, with all of BLAS's threads.
         faster = replace(r, rates=r.rates.faster(1.0 + THREAD_EFFICIENCY * (r.local_threads - 1)))
-        yield CostModel(p, faster, r.in_caller("serial", 1, blas_threads=r.local_threads))
+        yield GramCosts(p, faster, r.in_caller("serial", 1, blas_threads=r.local_threads))
 
 
 def _check_tile(problem: Problem) -> None:

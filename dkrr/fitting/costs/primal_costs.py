@@ -7,20 +7,22 @@ from typing import NamedTuple
 from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
 from dkrr.errors import PlanError
+from dkrr.fitting.costs.details import Direct, Iterative, RowPasses
+from dkrr.fitting.costs.dual_cg_costs import iterations_expected
+from dkrr.fitting.costs.dual_costs import step_seconds
+from dkrr.fitting.costs.gram_costs import GramCosts
+from dkrr.fitting.costs.tiles import Cut, cuts
 from dkrr.linalg.cholesky import cholesky_task_bytes, factor_bytes
-from dkrr.linalg.dual_objective import VECTORS_HELD
 from dkrr.linalg.in_memory_cholesky import copy_work, factor_work, memory_bytes, memory_grid, solving_work
 from dkrr.linalg.likelihood import SECONDS_PER_SCORE
+from dkrr.linalg.newton import VECTORS_HELD
 from dkrr.linalg.normal import TARGET_COPIES, normal_work, parts_for_folds, row_block, stream_work
 from dkrr.linalg.primal_objective import MAX_MATRIX_SIDE
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
-from dkrr.planning.dual import step_seconds
-from dkrr.planning.dual_cg import iterations_expected
 from dkrr.planning.problem import TYPICAL_CONDITION, Loss, Problem
 from dkrr.planning.resources import Resources
-from dkrr.planning.strategy import Direct, Iterative, RowPasses, Strategy, StrategyDetails, Tiling
-from dkrr.planning.tiles import Cut, cuts
-from dkrr.planning.work import CostModel, Recipe, Step, written
+from dkrr.planning.strategy import Method, Strategy, Tiling
+from dkrr.planning.work import Recipe, Step, written
 from dkrr.store import TileGrid
 
 PASSES = 8
@@ -71,12 +73,12 @@ class RowCut(NamedTuple):
     """Rows in memory at once."""
 
 
-def factored_primal(p: Problem, r: Resources) -> Iterator[Strategy]:
+def factored_primal(p: Problem, r: Resources, method: Method) -> Iterator[Strategy]:
     """Complete factors of the normal matrix, which is formed first: in memory, then in tiles on disk."""
     if not p.wants_tiles:
-        yield _in_memory(CostModel(p, r, r.in_caller("memory", r.local_threads)))
+        yield _in_memory(GramCosts(p, r, r.in_caller("memory", r.local_threads)), method)
     for cut in cuts(p, r, "primal", _tiled_bytes):
-        yield _in_tiles(cut)
+        yield _in_tiles(cut, method)
 
 
 def _normal(p: Problem, m: int, n_tiles: int) -> Work:
@@ -93,7 +95,7 @@ def formed_in_caller(p: Problem) -> Work:
     return replace(formed, n_tasks=0, row_bytes=0.0 if p.x_in_memory else formed.row_bytes)
 
 
-def _in_memory(site: CostModel) -> Strategy:
+def _in_memory(site: GramCosts, method: Method) -> Strategy:
     """The whole normal matrix in the calling process; segments of rows where threads are faster than those of BLAS."""
     p, grid, n_alphas = site.problem, memory_grid(site.problem.matrix_size("primal")), len(site.problem.alphas)
     block, parts = _rows_at_once(p, grid.n), parts_for_folds(p.n, grid.n, 0, site.place.threads)
@@ -117,7 +119,7 @@ def _in_memory(site: CostModel) -> Strategy:
         keeps_matrix=True,
         keeps_factors=p.uncertainty,
     )
-    return _strategy(site, details, recipe, peak)
+    return _strategy(site, method, details, recipe, peak)
 
 
 def _held_out(p: Problem, grid: TileGrid) -> list[Step]:
@@ -134,7 +136,7 @@ def _held_out(p: Problem, grid: TileGrid) -> list[Step]:
     )
 
 
-def _whole_bytes(site: CostModel, grid: TileGrid, cut: RowCut) -> int:
+def _whole_bytes(site: GramCosts, grid: TileGrid, cut: RowCut) -> int:
     """Memory of the calling process with the normal matrix in it, and one more for every other segment."""
     p, dimension = site.problem, grid.n
     rows = cut.block * (2 * 8 * dimension + TARGET_COPIES * 8 * p.n_targets) + 2 * p.bytes_of_block(cut.block)
@@ -159,7 +161,7 @@ def _kept_bytes(p: Problem, dimension: int) -> int:
     return 8 * (dimension + 1) ** 2 * (2 * len(p.alphas) + n_sums)
 
 
-def _in_tiles(cut: Cut) -> Strategy:
+def _in_tiles(cut: Cut, method: Method) -> Strategy:
     """Normal matrix in tiles on disk, formed by segments of rows, and its tiled Cholesky."""
     site, grid, p = cut.site, cut.grid, cut.site.problem
     rows, s, rates = _row_cut(site, grid), site.problem.systems, cut.site.rates
@@ -186,17 +188,17 @@ def _in_tiles(cut: Cut) -> Strategy:
         row_block=rows.block,
         keeps_factors=p.uncertainty,
     )
-    return _strategy(site, details, recipe, cut.peak)
+    return _strategy(site, method, details, recipe, cut.peak)
 
 
-def _row_cut(site: CostModel, grid: TileGrid) -> RowCut:
+def _row_cut(site: GramCosts, grid: TileGrid) -> RowCut:
     """As many segments as keep every worker busy; several tiles do that already."""
     p, slots, n_lower = site.problem, site.place.slots, grid.n_tiles * (grid.n_tiles + 1) // 2
     parts = max(1, min(slots * 2 // n_lower if n_lower < 2 * slots else 1, p.n))
     return RowCut(p.layout.row_parts if p.layout else parts, _rows_at_once(p, min(grid.tile, grid.n)))
 
 
-def _tiled_bytes(site: CostModel, grid: TileGrid) -> int:
+def _tiled_bytes(site: GramCosts, grid: TileGrid) -> int:
     """Memory of a process that forms and factors a normal matrix in tiles, and of targets in the calling process."""
     p, t, cut = site.problem, site.problem.n_targets + 1, _row_cut(site, grid)
     read = p.bytes_of_block(cut.block)
@@ -212,16 +214,16 @@ def _tiled_bytes(site: CostModel, grid: TileGrid) -> int:
 # Multiplied by passes over the rows
 
 
-def streamed_primal(p: Problem, r: Resources) -> Iterator[Strategy]:
+def streamed_primal(p: Problem, r: Resources, method: Method) -> Iterator[Strategy]:
     """Conjugate gradient on ΦᵀWΦ + λI; its systems are those of a regression or of Newton's method."""
     solver = p.settings if isinstance(p.settings, ConjugateGradient) else ConjugateGradient()
     if p.loss == "squared" and solver.preconditioner not in ("auto", None):
         return  # made of columns of K
     for place in r.caller_and_workers(wants_tiles=p.wants_tiles):
-        yield _streamed(CostModel(p, r, place))
+        yield _streamed(GramCosts(p, r, place), method)
 
 
-def _streamed(site: CostModel) -> Strategy:
+def _streamed(site: GramCosts, method: Method) -> Strategy:
     p, iterations = site.problem, max(1, iterations_of(site.problem))
     m, dimension = p.n_targets * (len(p.alphas) if p.loss == "squared" else 1), _dimension(p)
     block, entries = _rows_at_once(p, 1 if p.streams_sparse else dimension), _entries(p)
@@ -241,15 +243,15 @@ def _streamed(site: CostModel) -> Strategy:
         *_own_steps(site, entries, peak),
     ]
     products = RowPasses(p.matrix_size("primal") if p.loss == "squared" else dimension, block, segments)
-    return _strategy(site, Iterative(products=products, iterations=iterations * p.n_steps), recipe, peak)
+    return _strategy(site, method, Iterative(products=products, iterations=iterations * p.n_steps), recipe, peak)
 
 
-def curvature_in_memory(p: Problem, r: Resources) -> Iterator[Strategy]:
+def curvature_in_memory(p: Problem, r: Resources, method: Method) -> Iterator[Strategy]:
     """Newton's method by streaming passes, with the curvature as a matrix in the memory of the calling process."""
     side = (p.matrix_size("primal") + 1) * (p.n_targets if p.is_softmax else 1)
     if side <= MAX_MATRIX_SIDE:
         for place in r.caller_and_workers(wants_tiles=p.wants_tiles):
-            yield _by_curvature(CostModel(p, r, place))
+            yield _by_curvature(GramCosts(p, r, place), method)
     elif isinstance(p.solver, Cholesky) and p.form == "primal":
         raise PlanError(
             f"solver='cholesky' in primal form holds a matrix of {side:,} rows; expected at most {MAX_MATRIX_SIDE:,}: "
@@ -257,7 +259,7 @@ def curvature_in_memory(p: Problem, r: Resources) -> Iterator[Strategy]:
         )
 
 
-def _by_curvature(site: CostModel) -> Strategy:
+def _by_curvature(site: GramCosts, method: Method) -> Strategy:
     p, m, dimension, passes = site.problem, site.problem.n_targets, _dimension(site.problem), site.problem.n_steps + 1
     block = _rows_at_once(p, dimension)
     matrices = 8 * dimension**2 * m * (m if p.is_softmax else 1)
@@ -275,10 +277,10 @@ def _by_curvature(site: CostModel) -> Strategy:
     ]
     parts = _n_segments(p, block, site.place.slots)
     details = Direct(tiling=Tiling(dimension, dimension), row_parts=parts, row_block=block)
-    return _strategy(site, details, recipe, peak)
+    return _strategy(site, method, details, recipe, peak)
 
 
-def _own_steps(site: CostModel, entries: float, peak: int) -> list[Step]:
+def _own_steps(site: GramCosts, entries: float, peak: int) -> list[Step]:
     """Steps of a fit besides its systems: targets and checkpoints; for Newton's method scores, and its own steps."""
     p, place = site.problem, site.place
     if p.loss == "squared":
@@ -300,7 +302,7 @@ def _own_steps(site: CostModel, entries: float, peak: int) -> list[Step]:
     ]
 
 
-def _streaming_bytes(site: CostModel, block: int, features: int, matrices: int, roots: int = 0) -> int:
+def _streaming_bytes(site: GramCosts, block: int, features: int, matrices: int, roots: int = 0) -> int:
     """Memory of a process that streams rows in blocks, whose features take `features` bytes, and sums matrices."""
     p, held, is_newton = site.problem, HELD[site.problem.loss], site.problem.loss == "logistic"
     m = p.n_targets * (1 if is_newton else len(p.alphas))
@@ -315,9 +317,10 @@ def _streaming_bytes(site: CostModel, block: int, features: int, matrices: int, 
 # Rows of Φ
 
 
-def _strategy(site: CostModel, details: StrategyDetails, recipe: Recipe, peak: int) -> Strategy:
+def _strategy(site: GramCosts, method: Method, details: Direct | Iterative, recipe: Recipe, peak: int) -> Strategy:
     n_steps = site.problem.n_steps if site.problem.loss == "logistic" else 0
-    return Strategy(form="primal", place=site.place, details=details, stages=site.price(recipe, peak), n_steps=n_steps)
+    stages = site.price(recipe, peak)
+    return Strategy(method=method, form="primal", place=site.place, details=details, stages=stages, n_steps=n_steps)
 
 
 def _dimension(p: Problem) -> int:
@@ -351,7 +354,7 @@ def _map_bytes(p: Problem) -> int:
     return 0 if p.feature_map is None else p.feature_map.held_bytes(p.d)
 
 
-def _targets_held(site: CostModel) -> int:
+def _targets_held(site: GramCosts) -> int:
     """Memory of the calling process for targets and errors, where it does the work, and for factors that stay."""
     p = site.problem
     return 0 if site.place.execution == "dask" else p.y_bytes_to_come + _kept_bytes(p, p.matrix_size("primal"))

@@ -12,6 +12,9 @@ from math import ceil, log, log2, sqrt
 from dkrr.cluster.tasks import FAN_IN
 from dkrr.config import setting
 from dkrr.cost import Work
+from dkrr.fitting.costs.details import Iterative, TileProducts
+from dkrr.fitting.costs.dual_costs import MAX_TILE, own_steps
+from dkrr.fitting.costs.gram_costs import GramCosts
 from dkrr.linalg.conjugate_gradient import (
     MIXED_ITERATION_FACTOR,
     ROUND_TRIPS_PER_ITERATION,
@@ -31,14 +34,12 @@ from dkrr.linalg.products import (
     Precision,
     calls_work,
 )
-from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.linalg.sources import KERNEL_BLOCK
-from dkrr.planning.dual import MAX_TILE, own_steps
 from dkrr.planning.facts import TYPICAL
 from dkrr.planning.problem import Problem, Systems
 from dkrr.planning.resources import RESIDENT_ROWS_FRACTION, ROUND_TRIP_BYTES, Resources
-from dkrr.planning.strategy import Iterative, Strategy, TileProducts
-from dkrr.planning.work import CostModel, Step
+from dkrr.planning.strategy import Method, Strategy
+from dkrr.planning.work import Step
 
 MAX_ITERATIONS_PLANNED = 1_000_000
 PRICED_RANKS = (250, 500, 750, 1000, 1500, 2000, 3000, 4000, 6000, 8000)
@@ -67,11 +68,6 @@ def is_worth_keeping(seconds: float, writing: float) -> bool:
     """Whether a store keeps columns of a preconditioner, from the seconds that they took and those of writing them."""
     limit = float(setting("checkpoint-seconds"))
     return limit == 0 or seconds >= max(limit / 3, WORTH * writing)
-
-
-def settings_of(problem: Problem) -> ConjugateGradient:
-    """Settings that the user gave, or the planner's."""
-    return problem.solver if isinstance(problem.solver, ConjugateGradient) else ConjugateGradient()
 
 
 def cg_tile(p: Problem, place_limit: int, slots: int) -> int:
@@ -114,7 +110,7 @@ def dual_iterations(p: Problem, rank: int, shift: float) -> int:
 class IterativeDual:
     """Systems with K, solved in one place with a preconditioner of one rank."""
 
-    site: CostModel
+    site: GramCosts
     systems: Systems
     rank: int
 
@@ -201,15 +197,16 @@ class IterativeDual:
             return iterations, 1
         return ceil(iterations * MIXED_ITERATION_FACTOR), cycles_in_low_precision(s.tol)
 
-    def strategy(self, precision: Precision, fraction: float) -> Strategy:
+    def strategy(self, method: Method, precision: Precision, fraction: float) -> Strategy:
         """Candidate with tiles in a fraction of the memory that is left for them."""
         products, peak = self.tiles_kept(precision, fraction)
         limit = self.rank
-        if settings_of(self.problem).rank is None and self.rank > 0:
+        if self.problem.iteration_settings.rank is None and self.rank > 0:
             limit = self.largest_rank(self.site.place.usable_bytes - peak)
         peak += self.factor_bytes(limit) - self.factor_bytes(self.rank)
         iterations, _ = self.counts(precision)
         return Strategy(
+            method=method,
             form="dual",
             place=self.site.place,
             details=Iterative(products=products, iterations=iterations, rank=self.rank, rank_limit=limit),
@@ -287,23 +284,22 @@ class IterativeDual:
 
 def growth_seconds(problem: Problem, resources: Resources, chosen: Strategy) -> tuple[float, Callable[[int], float]]:
     """Time of one product of a plan, and from a rank to the time that one more pivot costs there (dual form)."""
-    details = chosen.details
-    assert isinstance(details, Iterative)
-    iterative = IterativeDual(CostModel(problem, resources, chosen.place), problem.systems, details.rank)
+    details: Iterative = chosen.details
+    iterative = IterativeDual(GramCosts(problem, resources, chosen.place), problem.systems, details.rank)
     return iterative.growth_seconds(details.tile_products, details.iterations)
 
 
-def multiplied_dual(p: Problem, r: Resources) -> Iterator[Strategy]:
+def multiplied_dual(p: Problem, r: Resources, method: Method) -> Iterator[Strategy]:
     """Conjugate gradient on K + λW⁻¹: the places, times precisions, times three ranks, times tiles kept."""
-    settings, ranks, least = settings_of(p), priced_ranks(p), KEPT_FRACTIONS[:1]
-    sites = [CostModel(p, r, place) for place in r.caller_and_workers(wants_tiles=p.wants_tiles)]
+    settings, ranks, least = p.iteration_settings, priced_ranks(p), KEPT_FRACTIONS[:1]
+    sites = [GramCosts(p, r, place) for place in r.caller_and_workers(wants_tiles=p.wants_tiles)]
     precisions = PRECISIONS[settings.precision]
 
     def candidates(
-        sites: Sequence[CostModel], precisions: Sequence[Precision], ranks: Sequence[int], fractions: Sequence[float]
+        sites: Sequence[GramCosts], precisions: Sequence[Precision], ranks: Sequence[int], fractions: Sequence[float]
     ) -> list[Strategy]:
         each = product(sites, precisions, ranks, fractions)
-        return [IterativeDual(site, p.systems, rank).strategy(low, kept) for site, low, rank, kept in each]
+        return [IterativeDual(site, p.systems, rank).strategy(method, low, kept) for site, low, rank, kept in each]
 
     near = ranks
     if len(ranks) > 3:  # the best in one place, with all memory for tiles, and its neighbours
@@ -321,7 +317,7 @@ def multiplied_dual(p: Problem, r: Resources) -> Iterator[Strategy]:
 
 def priced_ranks(problem: Problem) -> list[int]:
     """Ranks of the preconditioner's factor that are compared."""
-    settings = settings_of(problem)
+    settings = problem.iteration_settings
     if settings.preconditioner is None:
         return [0]
     if settings.rank is not None:

@@ -1,0 +1,1 @@
+"""What this machine or cluster has, and how fast it is: detected at every fit, measured before the first long one."""
