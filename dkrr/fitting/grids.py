@@ -92,7 +92,7 @@ def may_have_grid(p: Problem) -> bool:
     return ((p.solver is None and p.tile is None) or asked == "primal") and bool(grid_columns(p.kernel, p.d))
 
 
-class Grid(NamedTuple):
+class GridInBox(NamedTuple):
     """Features of a grid in the box of all rows, or why there are none."""
 
     features: FourierGrid | None
@@ -124,7 +124,7 @@ def _in_box(box: Box) -> str:
     return f"in the box of all rows, {' × '.join(f'{high - low:.3g}' for low, high in box)},"
 
 
-def grid_in_box(p: Problem, error: float) -> Grid:
+def grid_in_box(p: Problem, error: float) -> GridInBox:
     """Grid of the kernel in the box of the rows, which is known."""
     box = p.facts.box
     assert box is not None
@@ -139,10 +139,10 @@ def grid_in_box(p: Problem, error: float) -> Grid:
             why = lost_alpha(p.with_features(phi))
         if not why:
             bound = f"entries of K within {phi.grid(p.d).bound:.1e}"
-            return Grid(phi, Reason("fourier-grid", f"a Fourier grid of {side:,} features ({bound})"), box)
+            return GridInBox(phi, Reason("fourier-grid", f"a Fourier grid of {side:,} features ({bound})"), box)
     except DkrrError as error_of_grid:
         why = str(error_of_grid)
-    return Grid(None, Reason("grid-refused", f"no Fourier grid, since {why}"), box)
+    return GridInBox(None, Reason("grid-refused", f"no Fourier grid, since {why}"), box)
 
 
 def error_for(p: Problem) -> float:

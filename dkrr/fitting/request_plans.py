@@ -7,7 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 from dkrr.data import Rows
 from dkrr.errors import DkrrError, InputError, MemoryLimitError, PlanError, WrongStoreError
-from dkrr.fitting.grids import Grid, box_of, error_for, grid_in_box, may_have_grid
+from dkrr.fitting.grids import GridInBox, box_of, error_for, grid_in_box, may_have_grid
 from dkrr.fitting.methods import make_plan
 from dkrr.fitting.requests import FitRequest
 from dkrr.kernels.fourier_grid import grid_columns
@@ -77,21 +77,23 @@ class Choice(ABC, Generic[P]):
 
     @cached_property
     @abstractmethod
-    def grid(self) -> Grid | None:
+    def grid(self) -> GridInBox | None:
         """Grid in the box of the rows; None: none is to be compared."""
 
     @cached_property
     @abstractmethod
-    def on_grid(self) -> P | Reason | None:
-        """Plan with the grid; or why there is none; None: none is to be compared."""
+    def on_grid(self) -> P | Reason:
+        """Plan with the grid that is to be compared; or why there is none."""
 
     @property
     def is_decided(self) -> bool:
         """Whether a grid is so much faster that no estimate of the other plan's time could change the choice."""
-        on_grid, plain = self.on_grid, self.plain
-        if on_grid is None or isinstance(on_grid, Reason):
+        if self.grid is None:
             return False
-        return not isinstance(plain, Plan) or plain.seconds >= DECISIVE_SPEEDUP * on_grid.seconds
+        on_grid = self.on_grid
+        if isinstance(on_grid, Reason):
+            return False
+        return not isinstance(self.plain, Plan) or self.plain.seconds >= DECISIVE_SPEEDUP * on_grid.seconds
 
     @abstractmethod
     def next_fact(self, rows: Rows | None) -> "Choice[P] | None":
@@ -135,7 +137,7 @@ class FitChoice(Choice[Plan]):
         return FitChoice(problem, resources)
 
     @cached_property
-    def grid(self) -> Grid | None:
+    def grid(self) -> GridInBox | None:
         p = self.problem
         if p.facts.box is None or not may_have_grid(p):
             return None
@@ -144,10 +146,11 @@ class FitChoice(Choice[Plan]):
         return grid_in_box(p, error_for(p))
 
     @cached_property
-    def on_grid(self) -> Plan | Reason | None:
+    def on_grid(self) -> Plan | Reason:
         grid, p, plain = self.grid, self.problem, self.plain
-        if grid is None or grid.features is None:
-            return None if grid is None else grid.text
+        assert grid is not None
+        if grid.features is None:
+            return grid.text
         why = grid.chosen(p.n, plain.seconds if isinstance(plain, Plan) else None)
         primal = replace(p, form="primal", because=replace(p.because, form=p.because.form or why))
         try:
@@ -183,13 +186,16 @@ class FitChoice(Choice[Plan]):
         return self.again(p, measured)
 
     def best(self) -> Plan:
-        plain, grid, on_grid = self.plain, self.grid, self.on_grid
+        plain, grid = self.plain, self.grid
+        if grid is None:
+            if isinstance(plain, DkrrError):
+                raise plain
+            return plain
+        on_grid = self.on_grid
         if isinstance(plain, DkrrError):
             if isinstance(on_grid, Plan):
                 return on_grid
-            raise plain if on_grid is None else type(plain)(f"{plain}; {on_grid}") from plain
-        if on_grid is None or grid is None:
-            return plain
+            raise type(plain)(f"{plain}; {on_grid}") from plain
         if not isinstance(on_grid, Plan):
             return plain.noted(on_grid)
         if plain.seconds <= on_grid.seconds:

@@ -7,7 +7,7 @@ from typing import Any
 
 from dkrr.data import Rows
 from dkrr.errors import InputError, PlanError
-from dkrr.fitting.grids import Grid, grid_in_box, may_have_grid
+from dkrr.fitting.grids import GridInBox, grid_in_box, may_have_grid
 from dkrr.fitting.request_plans import Choice, settled
 from dkrr.fitting.requests import Settings
 from dkrr.fitting.score_plans import plan_scores, whole_plan, with_parts
@@ -90,15 +90,16 @@ class ScoresChoice(Choice[ScoringPlan]):
         return ScoresChoice(problem, resources, self._sizes)
 
     @cached_property
-    def grid(self) -> Grid | None:
+    def grid(self) -> GridInBox | None:
         p = self.problem
         return None if p.facts.box is None or not may_have_grid(p) else grid_in_box(p, SERIES_ROUNDING)
 
     @cached_property
-    def on_grid(self) -> ScoringPlan | Reason | None:
+    def on_grid(self) -> ScoringPlan | Reason:
         grid, p = self.grid, self.problem
-        if grid is None or grid.features is None:
-            return None if grid is None else grid.text
+        assert grid is not None
+        if grid.features is None:
+            return grid.text
         primal = p.with_form("primal", grid.chosen(p.n))
         try:
             found = plan_scores(primal, self._sizes, self.resources, grid.features)
@@ -115,17 +116,18 @@ class ScoresChoice(Choice[ScoringPlan]):
         return self._with_spectrum(rows)
 
     def best(self) -> ScoringPlan:
-        grid, on_grid = self.grid, self.on_grid
+        grid = self.grid
+        if grid is None:
+            return plan_scores(self.problem, self._sizes, self.resources)
+        on_grid = self.on_grid
         if isinstance(on_grid, ScoringPlan) and self.is_decided:
             return on_grid
         try:
             found = plan_scores(self.problem, self._sizes, self.resources)
         except (PlanError, InputError) as error:  # the primal form was asked for
-            if not isinstance(on_grid, Reason):
-                raise
+            if isinstance(on_grid, ScoringPlan):
+                return on_grid
             raise type(error)(f"{error}; {on_grid}") from error
-        if on_grid is None or grid is None:
-            return found
         if isinstance(on_grid, ScoringPlan):
             if on_grid.seconds < found.seconds:
                 return on_grid

@@ -63,10 +63,12 @@ class Term(NamedTuple):
 def gaussian_terms(kernel: Kernel, n_features: int) -> list[Term] | None:
     """Kernel as a sum of Gaussians: an RBF kernel, and sums, products and multiples of such kernels, of any columns.
 
-    None for other kernels.
+    None for other kernels, and where one takes more columns than a grid has.
     """
     match kernel:
         case RBF():
+            if n_features > MAX_GRID_COLUMNS:
+                return None
             gammas = np.broadcast_to(1.0 / n_features if kernel.gamma is None else kernel.gamma, n_features)
             return [Term(1.0, dict(enumerate(gammas.tolist())))]
         case Scaled():

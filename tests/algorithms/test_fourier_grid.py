@@ -13,7 +13,7 @@ import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV
 from dkrr.errors import InputError, PlanError
 from dkrr.features import FourierGrid
-from dkrr.fitting import fourier_ridge, grids
+from dkrr.fitting import fourier_ridge, grids, request_plans
 from dkrr.fitting.costs.details import FourierSolve
 from dkrr.kernels import RBF, Columns, Linear, Matern, fourier_grid
 from dkrr.kernels.fourier_grid import FourierZones
@@ -552,6 +552,32 @@ def test_a_grid_belongs_to_its_candidate():
     search = dkrr.plan(X, y, kernel="rbf", gamma=12.0, alphas=5, cv=3, train_sizes=[0.5])
     assert search.plan.problem.feature_map is None and search.main.asked.feature_map is None
     assert {one.features for one in (search.plan, *search.main.parts, search.last)} == {search.plan.chosen.features}
+
+
+MEASURED = {
+    "soon done": ((300, 8), {}, []),
+    "soon done, few columns": ((300, 2), {}, []),
+    "a grid is far faster": ((30_000, 2), {}, ["box"]),
+    "many columns": ((12_000, 5), {}, ["spectrum"]),
+    "Cholesky requested": ((12_000, 2), {"solver": "cholesky"}, []),
+    "dual requested": ((12_000, 2), {"form": "dual"}, ["spectrum"]),
+    "a search on a grid": ((30_000, 2), {"alphas": 5, "cv": 3}, ["box"]),
+    "a search": ((12_000, 5), {"alphas": 5, "cv": 3}, ["spectrum"]),
+}
+
+
+@pytest.mark.parametrize(("shape", "settings", "expected"), MEASURED.values(), ids=MEASURED)
+def test_what_cannot_change_the_choice_is_not_measured_and_nothing_twice(monkeypatch, shape, settings, expected):
+    measured = []
+
+    def noted(name, measure):
+        return lambda *arguments: (measured.append(name), measure(*arguments))[1]
+
+    for name, function in (("box", "box_of"), ("spectrum", "estimated_spectrum")):
+        monkeypatch.setattr(request_plans, function, noted(name, getattr(request_plans, function)))
+    X, y = many(*shape)
+    dkrr.plan(X, y, kernel="rbf", gamma=12.0, memory_limit="4GiB", **settings)
+    assert measured == expected
 
 
 def test_without_finufft_the_plan_says_what_it_would_gain(monkeypatch):
