@@ -54,6 +54,7 @@ from dkrr.fitting.sampled import with_bounding_box
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import SEPARATOR, Parameters
 from dkrr.kernels.columns import encodes
+from dkrr.kernels.fourier_grid import map_of_fit
 from dkrr.kernels.names import SEARCHED, warn_of_unused
 from dkrr.linalg.result import SolveResult
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
@@ -209,7 +210,8 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
                 rows.names = tuple(names)
         check_sizes(kernel, rows, len(y))
         rows = watched(rows, is_matrix=kernel.is_precomputed)
-        settings = replace(settings, kernel=with_bounding_box(settings.kernel, rows))
+        if not kernel.is_plain:
+            settings = replace(settings, kernel=with_bounding_box(settings.kernel, rows))
         return X, settings, rows, y, checked_weights(sample_weight, len(y))
 
     def _transformed(self, kernel: Kernel, X: Any) -> Any:
@@ -301,8 +303,8 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         if dual_coef is not None:
             self.dual_coef_ = dual_coef[:, columns]
         if function.coef is not None:
-            grid = function.grid
-            inside = slice(None) if grid is None else slice(grid.dimension(function.n_features))
+            features = map_of_fit(function.feature_map)
+            inside = slice(None) if features is None else slice(features.dimension(function.n_features))
             self.coef_ = function.coef[inside, columns].T  # a row for each target, as linear models of scikit-learn
 
     def _table(self, kernel: Kernel, X: Any, *, reset: bool) -> Any:

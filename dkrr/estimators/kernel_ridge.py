@@ -584,7 +584,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         (model,) = fitted.models
         self._grown, posteriors = sums, model.posteriors
         if sums is None and posteriors is None:
-            posteriors = Posteriors(request, model.function.kernel, grid=model.function.grid)
+            request = replace(request, features=fitted.plan.chosen.features)
+            posteriors = Posteriors(request, model.function.kernel)
         self._known_posteriors = posteriors
         assert model.norms is not None
         self._take(model.function, model.dual_coef, is_vector=is_vector)

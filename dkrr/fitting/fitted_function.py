@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from dkrr.data import Rows
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import KernelTo
-from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
 from dkrr.kernels.map_base import FeatureMap
 
 KEPT_BYTES = 16 * 2**20
@@ -67,11 +66,6 @@ class FittedFunction:
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # without what is kept
-
-    @property
-    def grid(self) -> FourierGrid | None:
-        """Grid of the fit in the box of its rows; None if it has none."""
-        return self.feature_map.inside if isinstance(self.feature_map, FourierZones) else None
 
     @property
     def n_targets(self) -> int:

@@ -18,8 +18,7 @@ from dkrr.data import MemoryRows, Rows
 from dkrr.fitting.context import Context
 from dkrr.fitting.costs.details import FourierSolve
 from dkrr.fitting.costs.fourier_costs import REFINED_RESIDUAL
-from dkrr.fitting.data import FitData, TrainingData
-from dkrr.fitting.grids import MIN_GRID_ALPHA
+from dkrr.fitting.data import TrainingData
 from dkrr.fitting.iteration import settings_of
 from dkrr.fitting.normal_rows import RIDGE, NormalRows
 from dkrr.fitting.primal_ridge import MAX_REFINEMENTS, MIN_GAIN
@@ -46,16 +45,6 @@ ROUNDING, SEEN = 5e-16, 2.0
 (Measured in long double: the sum of both is 1 to 10 times the error.)"""
 ENOUGH = 0.2
 """Residual over that of rounding at which α is not refined further."""
-
-
-def refused_alpha(plan: Plan, data: FitData) -> str:
-    """Why a plan with a grid cannot be carried out, since rounding of the sums leaves nothing of λ; empty if it can."""
-    if not isinstance(data.feature_map, FourierGrid) or not plan.chosen.method.is_of_grids:
-        return ""
-    total = data.n if data.weights is None else float(data.weights.sum())
-    least = MIN_GRID_ALPHA * data.feature_map.grid(data.rows.shape[1]).unit * total
-    alpha = min(plan.problem.alphas)
-    return f"alpha = {alpha:g} is below {least:.1e}, the rounding of sums over the rows" if alpha < least else ""
 
 
 def _over(norms: Array, sizes: Array) -> Array:

@@ -78,7 +78,7 @@ class GramMatrix(ABC):
         self._tiles: Callable[..., TileSource]
         self._columns: ColumnSource
         self._rows = context.whole_rows(data, tiling.panel, stay=keeps_rows and not kernel.is_precomputed)
-        self._kernel = with_stored_arrays(kernel, context)
+        self._kernel = kernel if kernel.is_plain else with_stored_arrays(kernel, context)
         if kernel.is_precomputed:
             side = min(tile, SYMMETRY_TILE) if self._rows.is_in_memory else tile
             tasks = symmetry_tasks(self._rows, TileGrid(self.n, side, side))

@@ -67,7 +67,7 @@ class DualPosterior(CholeskyPosterior):
         targets = Targets(outputs.values[:, columns], np.full(len(columns), alpha))
         request = replace(request.with_settings(solver=Cholesky(), form="dual", store=None), outputs=targets)
         plan = plan_of(request) if saved is None else None
-        data = TrainingData.of(targets, shared_fields(request, request.problem() if plan is None else plan.problem))
+        data = TrainingData.of(targets, shared_fields(request, request.problem() if plan is None else plan.priced))
         self.data = centre_linear_parts(data)
         self.kernel, self.alpha = self.data.kernel, alpha
         self._means, scale = self.data.target_means(), self.data.dual_scale()

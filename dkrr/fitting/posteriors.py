@@ -46,7 +46,6 @@ from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.results import SavedPosterior
 from dkrr.fitting.storage import MemoryStorage
 from dkrr.kernels import Kernel, Polynomial, Sigmoid
-from dkrr.kernels.fourier_grid import FourierGrid
 from dkrr.kernels.kernel_features import feature_map, parts_of
 from dkrr.linalg.held_out import folds_flops
 from dkrr.linalg.posterior import takes_second_sweep
@@ -71,13 +70,11 @@ class Posteriors:
     Parameters
     ----------
     request : FitRequest
-        Request of the fit.
+        Request of the fit, with the features that its strategy has had.
     kernel : Kernel
         Kernel of the fit, with what it drew from the rows and its origins.
     saved : mapping, optional
         By λ, what the fit has left, or a saved model holds, of the posteriors with a factor.
-    grid : FourierGrid, optional
-        Grid of the fit.
     """
 
     _show_progress: bool | None = None
@@ -88,11 +85,10 @@ class Posteriors:
         request: FitRequest,
         kernel: Kernel,
         saved: Mapping[float, SavedPosterior] | None = None,
-        grid: FourierGrid | None = None,
     ) -> None:
         request = replace(request.with_settings(uncertainty=False), folds=(), posteriors=None)  # fits here keep nothing
-        if grid is not None:
-            request = request.with_settings(grid=grid, form="primal")
+        if request.features is not None:
+            request = request.with_settings(form="primal")
         elif feature_map(kernel, request.rows.shape[1]) is None:  # the fit has declined a grid, if there is one
             request = request.with_settings(form="dual")
         outputs = request.outputs
@@ -174,14 +170,14 @@ class Posteriors:
     @property
     def _flops_of_sums(self) -> float:
         """Operations of ΦᵀWΦ; none on a Fourier grid, where its sums are transforms."""
-        is_grid = self._request.settings.grid is not None
+        is_grid = self._request.features is not None
         return 0.0 if is_grid else len(self._outputs.values) * float(self._n_features) ** 2
 
     @property
     def _n_features(self) -> int:
         """Number of features of the primal form."""
-        d, grid = self._given.rows.shape[1], self._request.settings.grid
-        phi = feature_map(self._kernel, d) if grid is None else grid
+        d = self._given.rows.shape[1]
+        phi = self._request.features or feature_map(self._kernel, d)
         assert phi is not None
         return phi.dimension(d)
 
@@ -210,7 +206,7 @@ class Posteriors:
     def _with_factor(self, alpha: float, columns: Numbers) -> CholeskyPosterior:
         if alpha not in self._factored:
             saved, is_primal = self._saved.get(alpha), self._has_primal_factor(alpha)
-            is_on_grid = is_primal and self._request.settings.grid is not None
+            is_on_grid = is_primal and self._request.features is not None
             kind = FourierPosterior if is_on_grid else PrimalPosterior if is_primal else DualPosterior
             self._factored[alpha] = kind(self._request, alpha, columns, saved, self._opened)
         return self._factored[alpha]
@@ -373,7 +369,7 @@ class Posteriors:
             return Deviations(size if in_stores else replace(size, loaded_bytes=0))  # it is in memory already
         if plan is None:
             side = saved.arrays["factor"].shape[0] if saved is not None else self._n_features + 1
-            size = size_of_normal(side, is_transform=self._request.settings.grid is not None)
+            size = size_of_normal(side, is_transform=self._request.features is not None)
             flops = 0.0 if saved is not None else self._flops_of_sums + side**3 / 3
             return Deviations(size, resources.rates.seconds(Work(gemm_flops=flops), threads))
         tiling, is_memory = plan.plan.chosen.tiling, plan.plan.chosen.place.is_memory

@@ -20,11 +20,10 @@ from dkrr.checks import (
     shown,
 )
 from dkrr.data import MemoryRows, Rows, as_rows, load_array, load_labels
-from dkrr.data.open import place_of_targets
+from dkrr.data.arrays import is_mapped
 from dkrr.data.rows import scan
 from dkrr.errors import InputError, InputTypeError, StoreError, WrongStoreError
 from dkrr.kernels import AdditiveChi2, Kernel
-from dkrr.kernels.fourier_grid import FourierGrid
 from dkrr.kernels.kernel_features import feature_map, is_drawn
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.kernels.names import kernel_of
@@ -70,8 +69,6 @@ class Settings:
     """Store given by the user; None: a temporary one."""
     max_iter: int = 100
     """Newton steps of kernel logistic regression."""
-    grid: FourierGrid | None = None
-    """Features of the kernel in the box of the rows, once a plan has chosen them."""
     uncertainty: bool | Literal["intervals"] = False
     """State that a regression keeps for standard deviations: none, its factors, or also the models without a fold."""
 
@@ -138,7 +135,13 @@ class Targets:
 
     def problem_fields(self) -> dict[str, Any]:
         """Fields of Problem that follow from them."""
-        return fields_of_targets(self.values.shape[1], self.alphas) | place_of_targets(self.values)
+        mapped = is_mapped(self.values)
+        return {
+            "n_targets": self.values.shape[1],
+            "alphas": tuple(sorted(set(self.alphas.tolist()))),
+            "y_in_memory": not mapped,
+            "y_is_mapped": mapped,
+        }
 
 
 @dataclass(frozen=True)
@@ -178,7 +181,7 @@ class WarmStart:
 
     def for_plan(self, plan: Plan) -> Point | None:
         """Starting point; None if form, kernel or sizes differ."""
-        size = plan.problem.n if plan.form == "dual" else plan.problem.dimension
+        size = plan.problem.n if plan.form == "dual" else plan.dimension
         is_same_model = _model_of(plan) == _model_of(self.plan)
         return self.point if is_same_model and self.point.coef.shape == (size, plan.problem.n_targets) else None
 
@@ -247,6 +250,8 @@ class FitRequest:
     """Makes the Posteriors of the fit (`Posteriors`) of the factors that it leaves, with `uncertainty`."""
     because: Because = NOTHING_SET
     """Why the settings have a form or a solver that the user did not request."""
+    features: FeatureMap | None = None
+    """Features of the fit that this one continues, which its strategy had beside those of the kernel: a grid."""
     given: Self | None = None
     """The request as it was made, before a fit drew a feature map or chose another solver."""
 
@@ -274,26 +279,33 @@ class FitRequest:
             **self.settings.problem_fields(),
             **self.outputs.problem_fields(),
         )
-        return found if self.settings.grid is None else replace(found, feature_map=self.settings.grid)
+        return found if self.features is None else found.with_features(self.features)
 
 
 def problem_of_rows(rows: Rows, kernel: Kernel, **settings: Any) -> Problem:
     """Problem of fitting these rows; `settings` are its other fields."""
     n, d = rows.shape
     kernel = kernel.resolved(d)
+    sizes: dict[str, Any]
+    if isinstance(rows, MemoryRows) and not rows.is_sparse:  # all rows are alike
+        sizes = {"x_bytes": int(rows.array.nbytes)}
+    else:
+        sizes = {
+            "row_bytes": rows.row_bytes,
+            "dense_window_row_bytes": rows.dense_window_row_bytes,
+            "cumulative_largest_row_bytes": rows.cumulative_largest_row_bytes,
+            "x_bytes": rows.n_bytes,
+            "read_overhead_bytes": rows.read_overhead_bytes,
+        }
     return Problem(
         n=n,
         d=d,
         kernel=kernel,
-        feature_map=feature_map(kernel, d),
-        row_bytes=rows.row_bytes,
-        dense_window_row_bytes=rows.dense_window_row_bytes,
-        cumulative_largest_row_bytes=rows.cumulative_largest_row_bytes,
-        x_bytes=rows.n_bytes,
+        feature_map=None if kernel.is_plain else feature_map(kernel, d),
         is_sparse=rows.is_sparse,
         x_is_shared=rows.is_shared,
         x_in_memory=isinstance(rows, MemoryRows),
-        read_overhead_bytes=rows.read_overhead_bytes,
+        **sizes,
         **settings,
     )
 

@@ -25,7 +25,7 @@ from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.gram import gram_diagonal
 from dkrr.kernels import Kernel
 from dkrr.kernels.centring import Centring
-from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
+from dkrr.kernels.fourier_grid import map_of_predictions
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.iteration_state import CGOutcome
 from dkrr.linalg.newton import Point
@@ -342,8 +342,8 @@ def fitted_function(data: FitData, plan: Plan, solution: Solution, owner: Any) -
     coef, rows, keep = None, None, None
     feature_map: FeatureMap | None = None
     if solution.near is not None:
-        assert solution.coef is not None and isinstance(data.feature_map, FourierGrid)
-        coef, feature_map = np.vstack([solution.coef, solution.near]), FourierZones(data.feature_map)
+        assert solution.coef is not None and data.feature_map is not None
+        coef, feature_map = np.vstack([solution.coef, solution.near]), map_of_predictions(data.feature_map)
     elif solution.coef is not None:
         coef, feature_map = solution.coef, data.feature_map
     elif plan.prediction == "primal" and data.feature_map is not None:

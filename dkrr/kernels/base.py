@@ -214,6 +214,8 @@ class Kernel(Parameters):
     """Nominal time of an entry besides that of its columns: a guess, so high that plans soon measure the kernel."""
     column_seconds: ClassVar[float] = 4e-11
     """Nominal time of a column of an entry: two operations of a matrix product."""
+    is_plain: ClassVar[bool] = False
+    """It has no parts, no finite feature map, no linear term and no function of the user: no fit looks for these."""
     _has_unit_diagonal: ClassVar[bool] = False
     _row_copies: ClassVar[int] = 1
     """Copies of dense rows that one call makes."""

@@ -75,6 +75,7 @@ class RBF(WithLengths):
 
     tag: ClassVar[str] = "rbf"
     names: ClassVar[tuple[str, ...]] = (tag,)
+    is_plain: ClassVar[bool] = True
     entry_seconds: ClassVar[float] = 1.5e-9
     _has_unit_diagonal: ClassVar[bool] = True
     _takes_csr: ClassVar[bool] = True
@@ -165,6 +166,7 @@ class Matern(WithLengths):
 
     tag: ClassVar[str] = "matern"
     names: ClassVar[tuple[str, ...]] = (tag,)
+    is_plain: ClassVar[bool] = True
     entry_seconds: ClassVar[float] = 4e-9
     _has_unit_diagonal: ClassVar[bool] = True
     _takes_csr: ClassVar[bool] = True

@@ -41,6 +41,7 @@ class Laplacian(WithLengths):
 
     tag: ClassVar[str] = "laplacian"
     names: ClassVar[tuple[str, ...]] = (tag,)
+    is_plain: ClassVar[bool] = True
     entry_seconds: ClassVar[float] = 1.5e-9
     column_seconds: ClassVar[float] = 0.3e-9
     _has_unit_diagonal: ClassVar[bool] = True

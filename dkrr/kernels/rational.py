@@ -60,6 +60,7 @@ class RationalQuadratic(WithLengths):
 
     tag: ClassVar[str] = "rational_quadratic"
     names: ClassVar[tuple[str, ...]] = (tag,)
+    is_plain: ClassVar[bool] = True
     entry_seconds: ClassVar[float] = 3e-9
     _has_unit_diagonal: ClassVar[bool] = True
     _takes_csr: ClassVar[bool] = True

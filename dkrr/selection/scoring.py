@@ -448,7 +448,7 @@ def _carry_out(
         return
     targets = Targets(request.values, np.full(request.values.shape[1], alphas[0]))
     fields = {"folds": folds, "candidates": tuple(alphas.tolist())}
-    data = SelectionData.of(targets, shared_fields(fits, one.problem) | fields)
+    data = SelectionData.of(targets, shared_fields(fits, one.priced) | fields)
     data = centre_linear_parts(data, settings.store)
     if plan.method == "primal":
         details, threads = one.chosen.details, one.resources.local_threads
