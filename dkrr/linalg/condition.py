@@ -119,9 +119,9 @@ def condition_number(product: Moments, solved: Moments) -> float:
         Moments of z and the inverse times z.
     """
     numbers = (*product, *solved)
-    if not all(math.isfinite(x) for x in numbers):
+    if not all(map(math.isfinite, numbers)):
         return math.nan
-    if not all(x > 0 for x in numbers):
+    if not min(numbers) > 0:
         return math.inf
     # In this order nothing overflows before the result does.
     return max(1.0, (product.norm / product.dot) * (solved.norm / solved.dot) * product.norm * solved.norm)
