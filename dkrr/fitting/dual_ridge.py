@@ -82,7 +82,8 @@ class DualRidge:
 
     def __init__(self, data: TrainingData, plan: Plan) -> None:
         self._plan, self.scale = plan, data.dual_scale()
-        self._numbers = {alpha: g for g, (alpha, _) in enumerate(data.alpha_groups())}
+        alphas = sorted(set(data.alphas.tolist()))
+        self._numbers = dict(zip(alphas, range(len(alphas)), strict=True))
         self._in_batches = plan.problem.batch > 0
         if not self._in_batches:
             self._begin(data)
@@ -105,7 +106,7 @@ class DualRidge:
         self._data, self._means = data, data.target_means()
         self._coef, self._intercept = np.empty(data.targets.shape), self._means.copy()
         self._squares, self._residuals = np.empty(len(self._means)), np.empty(len(self._means))
-        self._checks = list[Check]()
+        self._worst_residuals, self._conditions = list[float](), list[float]()
 
     def systems(self) -> Iterator[RidgeSystem]:
         """Iterate over the systems, one for each distinct λ."""
@@ -124,7 +125,8 @@ class DualRidge:
     def _note(self, columns: NDArray[np.intp], check: Check) -> None:
         self._squares[columns], self._residuals[columns] = check.squares, check.residual
         self._intercept[columns] += check.constants
-        self._checks.append(check)
+        self._worst_residuals.append(check.residual)
+        self._conditions.append(check.condition)
 
     def iterate(
         self, iteration: Iteration, groups: Sequence[Group], state: State | None = None, start: Array | None = None
@@ -216,8 +218,8 @@ class DualRidge:
             coef=None,
             intercept=self._intercept,
             rows=self.matrix.rows,
-            residual=float(np.max([c.residual for c in self._checks])),
-            condition=worst([c.condition for c in self._checks]),
+            residual=float(np.max(self._worst_residuals)),
+            condition=worst(self._conditions),
             outcome=outcome,
             residuals=self._residuals,
             squares=self._squares,
@@ -234,6 +236,8 @@ class DirectDual(DualRidge):
         self._context, self._shift_of = context, data.dual_shift
         self._keeps, self._factors = strategy.keeps_factors, dict[int, Factor]()
         """Factors that are kept, for standard deviations or further batches, by the numbers of their systems."""
+        self._is_deleted = not (self._keeps or context.storage.keeps)
+        """A system is deleted in the storage once it is solved: no run resumes it, and nothing takes its factor."""
 
     def solve(self, system: RidgeSystem) -> None:
         """Solve a system."""
@@ -253,18 +257,14 @@ class DirectDual(DualRidge):
         self._note(system.columns, systems.check(solution, constants))
         if self._in_batches:
             systems.release(place)
-        else:
-            self._delete(group)
+        elif self._is_deleted:
+            systems.release(group)
 
     def release(self, alpha: float) -> None:
         if not self._keeps:
             self._factors.pop(self._numbers[alpha], None)
-        self._delete(f"system-{self._numbers[alpha]}")
-
-    def _delete(self, group: str) -> None:
-        """Delete a system, unless its factor is kept, or the storage keeps it for a run that resumes."""
-        if not (self._keeps or self._context.storage.keeps):
-            self.matrix.systems.release(group)
+        if self._is_deleted:
+            self.matrix.systems.release(f"system-{self._numbers[alpha]}")
 
     def saved(self) -> Mapping[float, SavedPosterior]:
         found = dict[float, SavedPosterior]()

@@ -156,10 +156,11 @@ def checked(solved: SystemSolution, multiply: Callable[[Array], Array], constant
         x = np.ascontiguousarray(without_intercept(x, constants))
         found = _contribution(right_sides, shift, x, multiply(x), constants, probe.scaling)
         condition = condition_number(found.multiplied, probe.moments)
-        residual = _relative(np.hypot(found.norms[0], found.intercept_norm * found.constants), found.norms[1])
-        if residual <= MIN_INTERCEPT_RESIDUAL:
-            return Check(residual, found.squares, condition, np.zeros(len(found.constants)))
-        return Check(_relative(*found.norms), found.squares, condition, found.constants)
+        (norms, sizes), corrections = found.norms, found.constants
+        whole = relative_by_columns(np.hypot(norms, found.intercept_norm * corrections), sizes).max()
+        if whole <= MIN_INTERCEPT_RESIDUAL:
+            return Check(float(whole), found.squares, condition, np.zeros(len(corrections)))
+        return Check(float(relative_by_columns(norms, sizes).max()), found.squares, condition, corrections)
 
 
 class _Contribution(NamedTuple):

@@ -4,8 +4,8 @@ A and one factor share the square: A is above the diagonal, the factor on and be
 beside them. So the true residual comes from A itself, and both take the memory of one.
 """
 
+import math
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,7 +20,7 @@ from dkrr.errors import NotPositiveDefiniteError
 from dkrr.kernels import Kernel
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.cholesky import check_diagonal
-from dkrr.linalg.condition import SolvedProbe, scaling_of, with_probe
+from dkrr.linalg.condition import SolvedProbe, with_probe
 from dkrr.linalg.factor import DirectSystems, Factor
 from dkrr.linalg.products import Operator, Precision
 from dkrr.linalg.residual import Check, SystemSolution, checked
@@ -74,12 +74,13 @@ class SquareMatrix(DirectSystems, Operator):
 
     def __init__(self, square: Array, progress: Progress) -> None:
         self.n, self.record, self.diagonal = len(square), RunRecord(), square.diagonal().copy()
-        check_diagonal(self.diagonal)
+        if not math.isfinite(self.diagonal.sum()):
+            check_diagonal(self.diagonal)
         self._square, self._progress = square, progress
         self._is_whole = True
         """No factor has been where A was."""
-        self._sharing: Callable[[], Array | None] = lambda: None
-        """Reference to the array of the factor that is in the square."""
+        self._sharing: weakref.ref[Array] | None = None
+        """The array of the factor that is in the square."""
 
     @classmethod
     def of_kernel(cls, kernel: Kernel, rows: Rows, scale: Array | None, progress: Progress) -> "SquareMatrix":
@@ -102,8 +103,8 @@ class SquareMatrix(DirectSystems, Operator):
     def factor(self, group: str, shift: Array, detail: str = "") -> SquareFactor:  # noqa: ARG002
         """See base class; in the square of A, or in one of its own while another factor that is there still exists."""
         square, n = self._square, self.n
-        with self._progress.measured("factorisation"):
-            if self._sharing() is None:
+        with self._progress.stage("factorisation", 1.0, detail=detail):
+            if self._sharing is None or self._sharing() is None:
                 own = square[:]  # another object, which exists as long as a factor has it
                 self._sharing = weakref.ref(own)
             else:
@@ -119,7 +120,7 @@ class SquareMatrix(DirectSystems, Operator):
         return SquareFactor(own)
 
     def solve(self, group: str, factor: Factor, shift: Array, right_sides: Array) -> SystemSolution:  # noqa: ARG002
-        scaling = scaling_of(self.diagonal + shift)
+        scaling = np.sqrt(self.diagonal + shift)  # positive, since there is a factor
         both = with_probe(right_sides, scaling)
         with self._progress.measured("factorisation"):
             x = factor.solve(both)
@@ -127,7 +128,7 @@ class SquareMatrix(DirectSystems, Operator):
         return SystemSolution(x[:, :-1], probe, shift[:, None], both, x, scaling[:, None])
 
     def check(self, solution: SystemSolution, constants: Array | None) -> Check:
-        with self._progress.measured("true residual"):
+        with self._progress.stage("true residual", 1.0):
             return checked(solution, self.multiply, constants)
 
     def release(self, group: str) -> None:

@@ -318,9 +318,9 @@ def test_panels_are_read_ahead_in_order_into_the_buffer_that_is_not_in_use(n):
 @pytest.fixture
 def small_blocks(monkeypatch):
     monkeypatch.setattr(blas, "_POTRF_BLOCK", 8)
+    monkeypatch.setattr(blas, "_WHOLE_POTRF", 8)
     monkeypatch.setattr(in_memory_cholesky, "MEMORY_TASK_COLUMNS", 2)
-    for module in (sources, in_memory_cholesky):
-        monkeypatch.setattr(module, "KERNEL_BLOCK", 6)
+    monkeypatch.setattr(sources, "KERNEL_BLOCK", 6)
 
 
 def grid_of(n, tile):
