@@ -319,6 +319,10 @@ def scan(rows: Rows, name: str, meter: Meter | None = None) -> None:
     InputError
         At a NaN, an infinity, or a number that float64 does not hold; the message names its row and column.
     """
+    n, d = rows.shape
+    if rows.is_in_memory and not rows.is_sparse and n * d <= _BLOCK_BYTES // 8:
+        check_finite(rows.read(0, n), name, names=rows.names)
+        return
     _scan(Meter() if meter is None else meter, rows, name, _blocks(rows), digest=False)
 
 

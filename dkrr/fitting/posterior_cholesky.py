@@ -84,7 +84,7 @@ class DualPosterior(CholeskyPosterior):
             progress = Progress() if opens is None else opens(plan)
             with open_context(plan, None, progress) as context, in_terms_of_alpha([alpha], "dual"):
                 matrix = FactoredGram(self.data, plan.chosen.details, context, scale)
-                factor = matrix.systems.factored("posterior", shift)
+                factor = matrix.systems.factor("posterior", shift).matrix
                 self._owner, self._rows = context.temporary, matrix.rows  # a factor on disk lives as long as its folder
             self._threads = plan.resources.local_threads
             diagonal = matrix.diagonal() * self._scale**2 + shift

@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -227,7 +226,7 @@ def fill_gram(
     tops = kernel_blocks(left)
     for k, rows in enumerate(tops):
         for columns in tops[: k + 1] if lower else kernel_blocks(right):
-            with located(shifted(rows, origin[0]), shifted(columns, origin[1])):
+            with located(rows, columns, origin):
                 if lower and rows == columns:
                     kernel(left[rows], out=out[rows, columns])
                 else:
@@ -250,7 +249,7 @@ def kernel_blocks(block: Block) -> list[slice]:
     cuts = [*range(0, n, KERNEL_BLOCK), n]
     if sp.issparse(block):
         cuts = cuts_by_entries(block.indptr, SPARSE_STRIP_ENTRIES, KERNEL_BLOCK)
-    return [slice(a, b) for a, b in pairwise(cuts)]
+    return list(map(slice, cuts, cuts[1:]))
 
 
 def shifted(rows: slice, by: int) -> slice:
@@ -259,13 +258,23 @@ def shifted(rows: slice, by: int) -> slice:
 
 
 @contextmanager
-def located(rows: slice, columns: slice) -> Iterator[None]:
-    """Say in an error of the user's kernel function which rows it had, and number a row as in the whole matrix."""
+def located(rows: slice, columns: slice, origin: tuple[int, int] = (0, 0)) -> Iterator[None]:
+    """Say in an error of the user's kernel function which rows it had, and number a row as in the whole matrix.
+
+    Parameters
+    ----------
+    rows, columns : slice
+        Ranges of a block.
+    origin : (int, int)
+        Numbers of the first row and the first column of the block that these are ranges of.
+    """
     try:
         yield
     except NotFiniteError as error:
+        rows = shifted(rows, origin[0])
         raise NotFiniteError(error.message, None if error.row is None else rows.start + error.row) from None
     except KernelFunctionError as error:
+        rows, columns = shifted(rows, origin[0]), shifted(columns, origin[1])
         raise KernelFunctionError(
             f"{error} (in the block of rows {rows.start} to {rows.stop - 1} and {columns.start} to {columns.stop - 1})"
         ) from error.__cause__

@@ -165,7 +165,7 @@ def _predictions(
     constant = np.ascontiguousarray(right_sides[:, -1]) if data.fit_intercept else None
     if data.fit_intercept:
         right_sides = np.ascontiguousarray(right_sides[:, :-1])
-    factor = matrix.systems.factored(group, data.dual_shift(alpha), f"λ = {alpha:g}")
+    factor = matrix.systems.factor(group, data.dual_shift(alpha), f"λ = {alpha:g}").matrix
     with ThreadExecutor(context.threads) as executor, context.progress.stage("held-out errors", 1.0):
         left_out = HeldOutErrors(factor, right_sides, constant, executor, context.progress)
         residual = matrix.residual(data.dual_shift(alpha), right_sides, left_out.solution_without_intercept)
