@@ -373,7 +373,8 @@ def check_finite(block: Block, name: str, first_row: int = 0, names: Sequence[st
     InputError
         Naming the first bad row and column.
     """
-    check_exact(block, name, first_row, names)
+    if block.dtype.kind != "f" or block.dtype.itemsize > 8:
+        check_exact(block, name, first_row, names)
     bad = first_bad(block)
     if bad is None:
         return

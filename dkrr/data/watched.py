@@ -90,7 +90,11 @@ class BlockSums:
 
     def see(self, start: int, block: Block) -> None:
         """Compare rows from `start` on; raises InputError as `through`."""
-        self._follow(slice(start, start + block.shape[0]), block, None)
+        k, behind = divmod(start, self.height * self.step)
+        if behind == 0 and block.shape[0] == min(self.height, self.n - start):  # one block, as of rows in memory
+            self._meet(k, *(_checksum if self.is_exact else _total)((0, 0.0), block, start))
+        else:
+            self._follow(slice(start, start + block.shape[0]), block, None)
 
     def _follow(self, where: slice, block: Block, begun: "_Begun") -> "_Begun":
         """Compare the blocks that end in some rows; the checksum so far of the one that continues behind them."""
@@ -129,7 +133,7 @@ class BlockSums:
 def _checksum(before: tuple[float, float], rows: Block, first: int) -> tuple[float, float]:  # noqa: ARG001
     """CRC-32C of the bytes of rows after others; float64 holds it."""
     found = int(before[0])
-    for array in arrays_of(rows):
+    for array in [rows] if isinstance(rows, np.ndarray) else arrays_of(rows):
         is_plain = array.flags.c_contiguous and array.dtype.isnative
         found = checksum(array if is_plain else np.ascontiguousarray(array, array.dtype.newbyteorder("=")), found)
     return found, 0.0
