@@ -308,7 +308,7 @@ class _Shared(mmap.mmap):
 def _mapping_of(array: Any) -> tuple[mmap.mmap | None, Any]:
     """Mapping that the numbers of an array lie in, and the array that was made of it; None of numbers in memory."""
     view = None
-    while isinstance(array, np.ndarray | memoryview):
+    while isinstance(array, np.ndarray) or type(array) is memoryview:
         view, array = array, array.base if isinstance(array, np.ndarray) else array.obj
     return (array, view) if isinstance(array, mmap.mmap) else (None, None)
 

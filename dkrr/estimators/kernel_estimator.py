@@ -117,6 +117,17 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
     )
     """Parameters that a saved model holds, besides its kernel."""
 
+    _setting_names: ClassVar[tuple[str, ...]] = (
+        "fit_intercept",
+        "form",
+        "tile",
+        "solver",
+        "tol",
+        "memory_limit",
+        "store",
+    )
+    """Parameters that are `Settings` of a fit."""
+
     store: str | Path | None  # of those whose runs can be kept
     _model: FittedFunction
     _target_names: list[str] | None = None
@@ -169,19 +180,12 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
             self.kernel, gamma=self.gamma, degree=self.degree, coef0=self.coef0, kernel_params=self.kernel_params
         )
 
-    def _settings(self, kernel: Kernel, **others: Any) -> Settings:
-        """Checked settings; `others` are those that only some estimators have."""
-        return Settings.checked(
-            kernel=kernel,
-            fit_intercept=self.fit_intercept,
-            form=self.form,
-            tile=self.tile,
-            solver=self.solver,
-            tol=self.tol,
-            memory_limit=self.memory_limit,
-            store=self.store,
-            **others,
-        )
+    def _settings(self, kernel: Kernel) -> Settings:
+        """Checked settings of a fit with this kernel."""
+        given = {"kernel": kernel}
+        for name in self._setting_names:
+            given[name] = getattr(self, name)
+        return Settings.checked(**given)
 
     def _checked_data(
         self, X: Any, y: Any, sample_weight: Any

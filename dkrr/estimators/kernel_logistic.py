@@ -30,13 +30,11 @@ from dkrr.fitting.prediction_plans import Asked, plan_of_rows
 from dkrr.fitting.requests import (
     FitRequest,
     Labels,
-    Settings,
     WarmStart,
     checked_weights,
     likelihood_of,
     refuse_extreme_weights,
 )
-from dkrr.kernels import Kernel
 from dkrr.linalg.likelihood import Likelihood, Softmax
 from dkrr.linalg.newton import Point
 from dkrr.planning.predictions import PredictionPlan
@@ -583,6 +581,7 @@ class KernelLogisticRegression(KernelClassifier):
         "max_iter",
         "warm_start",
     )
+    _setting_names: ClassVar[tuple[str, ...]] = (*KernelEstimator._setting_names, "max_iter")
 
     alpha: float = 1.0
     _: KW_ONLY
@@ -663,9 +662,6 @@ class KernelLogisticRegression(KernelClassifier):
             model._take(fitted_model)
             models.append(model)
         return models
-
-    def _settings(self, kernel: Kernel, **others: Any) -> Settings:
-        return super()._settings(kernel, max_iter=self.max_iter, **others)
 
     def _request(self, X: Any, y: Any, sample_weight: Any, alphas: tuple[float, ...]) -> tuple[Labels, FitRequest, Any]:
         """Labels, the request of a fit to them, and X as rows of numbers."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self, overload
+from typing import Any, ClassVar, Literal, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,6 @@ from dkrr.fitting.requests import (
     INTERVAL_FOLDS,
     FitRequest,
     Learned,
-    Settings,
     Targets,
     check_sizes,
     checked_weights,
@@ -72,6 +71,8 @@ Array = NDArray[np.float64]
 
 class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     """A regression whose predictions are those of kernel ridge regression."""
+
+    _setting_names: ClassVar[tuple[str, ...]] = (*KernelEstimator._setting_names, "uncertainty")
 
     uncertainty: bool | Literal["intervals"]
     intercept_: float | Array
@@ -511,9 +512,6 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
                 "dkrr.save(model, path, uncertainty=True) (--uncertainty of the command line), or fitted here: call fit"
             )
         return self._known_posteriors.within(self.memory_limit, self.progress)
-
-    def _settings(self, kernel: Kernel, **others: Any) -> Settings:
-        return super()._settings(kernel, uncertainty=self.uncertainty, **others)
 
     def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[np.float64]]:
         if is_plain(X) and is_plain(y, min_dimensions=1) and len(X) == len(y):

@@ -121,7 +121,9 @@ def _named_kernel(name: str, common: dict[str, Any], extra: dict[str, Any]) -> K
             f"blocks (X, Y){_suggestion(name)}"
         )
     kernel = NAMED[name]
-    settings = {key: common[key] for key in taken_by(name)}
+    settings = dict(common)
+    for key in common.keys() - taken_by(name):
+        del settings[key]
     if extra:
         refuse_twice({key: value for key, value in settings.items() if is_given(key, value)}, extra)
         unknown = sorted(extra.keys() - parameters(kernel))
@@ -168,10 +170,7 @@ def warn_of_unused(given: Mapping[str, Any], *, stacklevel: int) -> None:
         1: the caller of this function.
     """
     kernels = list(given["kernel"]) if is_list(given["kernel"]) else [given["kernel"]]
-    unused = {}
-    for name, default in SETTING_DEFAULTS.items():
-        if given[name] is not default and _is_unused(name, given[name], kernels):
-            unused[name] = given[name]
+    unused = _ignored(given, kernels)
     if not unused or not all(isinstance(kernel, str) for kernel in kernels):
         return
     are, them = ("is", "it") if len(unused) == 1 else ("are", "them")
@@ -191,9 +190,13 @@ def warn_of_unused(given: Mapping[str, Any], *, stacklevel: int) -> None:
     )
 
 
-def _is_unused(name: str, value: object, kernels: list[Any]) -> bool:
-    """Whether a parameter is given, or candidates of it are, that none of the kernels has."""
-    return (is_list(value) or is_given(name, value)) and not any(name in taken_by(kernel) for kernel in kernels)
+def _ignored(given: Mapping[str, Any], kernels: list[Any]) -> dict[str, Any]:
+    """Values, or candidates, of gamma, degree and coef0 that are given and that none of the kernels has."""
+    taken, found = set[str]().union(*map(taken_by, kernels)), {}
+    for name in SETTING_DEFAULTS:
+        if name not in taken and (is_list(given[name]) or is_given(name, given[name])):
+            found[name] = given[name]
+    return found
 
 
 SEARCHED = ("kernel", *SETTING_DEFAULTS)
@@ -230,12 +233,13 @@ def candidate_grid(given: Mapping[str, Any], kernel_params: Any) -> list[dict[st
         is_named = isinstance(kernel, str)
         return _combined({name: lists[name] for name in lists if not is_named or name in taken_by(kernel)})
     kernels = lists["kernel"]
-    for name, default in SETTING_DEFAULTS.items():
-        if _is_unused(name, given[name], kernels) and not all(isinstance(kernel, str) for kernel in kernels):
-            raise InputError(
-                f"{name} is {shown(given[name])}, which none of the kernels {shown(kernels)} has; expected "
-                f"{name}={default!r}"
-            )
+    ignored = _ignored(given, kernels)
+    if ignored and not all(isinstance(kernel, str) for kernel in kernels):
+        name, value = next(iter(ignored.items()))
+        raise InputError(
+            f"{name} is {shown(value)}, which none of the kernels {shown(kernels)} has; expected "
+            f"{name}={SETTING_DEFAULTS[name]!r}"
+        )
     found = list[dict[str, Any]]()
     for kernel in kernels:
         of_kernel = {name: values for name, values in lists.items() if name in taken_by(kernel)}
