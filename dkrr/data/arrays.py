@@ -198,7 +198,7 @@ class MemoryRows(ArrayRows):
 
     @property
     def n_bytes(self) -> int:
-        return int(n_bytes(self.array))
+        return int(n_bytes(self.array)) if self.is_sparse else int(self.array.nbytes)
 
 
 def csr_rows(X: Any, name: str) -> Rows:

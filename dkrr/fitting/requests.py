@@ -23,7 +23,7 @@ from dkrr.checks import (
     shown,
 )
 from dkrr.data import Rows, as_rows, load_array, load_labels
-from dkrr.data.open import place_of_targets
+from dkrr.data.arrays import is_mapped
 from dkrr.data.rows import check_finite, scan
 from dkrr.errors import InputError, InputTypeError, StoreError, WrongStoreError
 from dkrr.kernels import AdditiveChi2, Kernel
@@ -115,7 +115,9 @@ class Targets:
 
     def problem_fields(self) -> dict[str, Any]:
         """Fields of Problem that follow from them."""
-        return fields_of_targets(self.values.shape[1], self.alphas) | place_of_targets(self.values)
+        mapped = is_mapped(self.values)
+        places = {"y_in_memory": not mapped, "y_is_mapped": mapped}
+        return fields_of_targets(self.values.shape[1], self.alphas) | places
 
 
 @dataclass(frozen=True)
