@@ -417,8 +417,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
 
     def _new_rows(self, X: Any) -> Rows:
         """New rows as the model takes them."""
-        if "_model" not in vars(self):
-            self._check_fitted()
+        self._check_fitted()
         if "transformer_" in vars(self):
             return TransformedRows(self._inputs(X, reset=False), self.transformer_)
         X = self._model.kernel.encode(self._table(self._model.kernel, X, reset=False))

@@ -368,16 +368,18 @@ def refuse_extreme_targets(targets: Array) -> None:
     InputError
         Naming the first such target, and a number to divide it by; or the first row with NaN or infinity.
     """
-    # NaN of one value is that of the largest one.
-    largest = np.atleast_1d(np.maximum(targets.max(axis=0), -targets.min(axis=0)))
-    is_good = (largest == 0) | ((largest >= SAFE_SIZES[0]) & (largest <= SAFE_SIZES[1]))
-    if not is_good.all():
-        check_finite(targets, "y")
-        k = int(np.argmin(is_good))
+    (lowest, highest), largest = SAFE_SIZES, np.maximum(targets.max(axis=0), -targets.min(axis=0))
+    if ((largest >= lowest) & (largest <= highest)).all():  # not of NaN, which would be the largest one
+        return
+    check_finite(targets, "y")
+    largest = np.atleast_1d(largest)
+    bad = (largest != 0) & ((largest < lowest) | (largest > highest))
+    if bad.any():
+        k = int(np.argmax(bad))
         of, column = ("", "y") if len(largest) == 1 else (f" of target {k} (counted from 0)", "this column of y")
         raise InputError(
-            f"the largest |y|{of} is {largest[k]:.3g}; expected 0, or a number from {SAFE_SIZES[0]:g} to "
-            f"{SAFE_SIZES[1]:g}, whose square float64 holds: divide {column} by {_power_of_ten(largest[k])} "
+            f"the largest |y|{of} is {largest[k]:.3g}; expected 0, or a number from {lowest:g} to "
+            f"{highest:g}, whose square float64 holds: divide {column} by {_power_of_ten(largest[k])} "
             f"(predictions are then in that unit)"
         )
 
