@@ -48,7 +48,7 @@ from dkrr.fitting.requests import (
 from dkrr.fitting.sampled import with_bounding_box
 from dkrr.fitting.search_plans import search_plan, within_store
 from dkrr.kernels import Kernel
-from dkrr.kernels.columns import encodes, learns
+from dkrr.kernels.columns import learns
 from dkrr.kernels.fourier_grid import grid_columns
 from dkrr.kernels.kernel_features import feature_map, is_drawn, refuse_more_components_than_rows
 from dkrr.kernels.names import candidate_grid, candidate_settings, warn_of_unused
@@ -347,7 +347,7 @@ def plan(
     X, y, sample_weight = with_columns(X, y, sample_weight)
     if transformer is not None:
         X = _transformed(transformer, X, value, memory_limit)
-    elif X is not None and encodes(value):
+    elif X is not None and value.encodes:
         X = in_memory(X)
         kernels = [one.fitted(X) for one in kernels]
         value = kernels[0]

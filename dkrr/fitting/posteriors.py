@@ -86,18 +86,19 @@ class Posteriors:
         kernel: Kernel,
         saved: Mapping[float, SavedPosterior] | None = None,
     ) -> None:
-        request = replace(request.with_settings(uncertainty=False), folds=(), posteriors=None)  # fits here keep nothing
+        changes: dict[str, Any] = {"uncertainty": False}  # fits here keep nothing
         if request.features is not None:
-            request = request.with_settings(form="primal")
+            changes["form"] = "primal"
         elif feature_map(kernel, request.rows.shape[1]) is None:  # the fit has declined a grid, if there is one
-            request = request.with_settings(form="dual")
+            changes["form"] = "dual"
+        request = replace(request, settings=replace(request.settings, **changes), folds=(), posteriors=None)
         outputs = request.outputs
         assert isinstance(outputs, Targets)
         self._given, self._request, self._outputs, self._is_prepared = request, request, outputs, False
         self._kernel, self._saved = kernel, dict(saved or {})
-        self._groups = [
-            (alpha, np.flatnonzero(outputs.alphas == alpha)) for alpha in sorted(set(outputs.alphas.tolist()))
-        ]
+        self._groups = list[tuple[float, Numbers]]()
+        for alpha in sorted(set(outputs.alphas.tolist())):
+            self._groups.append((alpha, np.flatnonzero(outputs.alphas == alpha)))
         self._factored = dict[float, CholeskyPosterior]()
         self._iterated = dict[float, IteratedPosterior]()
         self._fold_models = dict[str, list[tuple[Numbers, FoldModels]] | RefittedFolds]()
@@ -106,8 +107,9 @@ class Posteriors:
         """Models without folds in a saved model, by the name of the folds."""
         self.plan: UncertaintyPlan | None = None
         """Plan of the last call that had a choice; runs of conjugate gradient are planned again when they begin."""
-        others = {"y": outputs.values, "sample_weight": request.weights}
-        self._watched = [watched(MemoryRows(a), name) for name, a in others.items() if a is not None] + [request.rows]
+        self._watched = [request.rows, watched(MemoryRows(outputs.values), "y")]
+        if request.weights is not None:
+            self._watched.append(watched(MemoryRows(request.weights), "sample_weight"))
 
     @property
     def targets(self) -> Array:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
@@ -12,16 +13,18 @@ from dkrr.checks import (
     BOOL_TYPES,
     checked_count,
     checked_form,
+    checked_max_iter,
+    checked_memory_limit,
     checked_tile,
     checked_tol,
+    checked_uncertainty,
     flag,
     location,
-    parse_bytes,
     shown,
 )
 from dkrr.data import MemoryRows, Rows, as_rows, load_array, load_labels
 from dkrr.data.arrays import is_mapped
-from dkrr.data.rows import scan
+from dkrr.data.rows import check_finite, scan
 from dkrr.errors import InputError, InputTypeError, StoreError, WrongStoreError
 from dkrr.kernels import AdditiveChi2, Kernel
 from dkrr.kernels.kernel_features import feature_map, is_drawn
@@ -73,38 +76,12 @@ class Settings:
     """State that a regression keeps for standard deviations: none, its factors, or also the models without a fold."""
 
     @classmethod
-    def checked(
-        cls,
-        *,
-        kernel: Kernel,
-        fit_intercept: Any,
-        form: Any,
-        solver: Any,
-        tol: Any,
-        tile: Any,
-        memory_limit: Any,
-        store: Any,
-    ) -> Self:
-        """Settings from a user's arguments; raises InputError for one that cannot be used."""
-        if memory_limit is not None:
-            parse_bytes(memory_limit)
-        if isinstance(kernel, AdditiveChi2):
-            raise InputError(
-                "kernel is 'additive_chi2', −Σ (x − z)² / (x + z) as scikit-learn defines it: all of its values are "
-                "negative and k(x, x) is 0, so that no ridge regression or classification has it as its kernel; "
-                "expected 'chi2', its exponential exp(gamma * additive_chi2), or kernel='linear' after "
-                "transformer=AdditiveChi2Sampler() of sklearn.kernel_approximation, for Σ 2 x z / (x + z)"
-            )
-        return cls(
-            kernel=kernel,
-            fit_intercept=flag(fit_intercept, "fit_intercept"),
-            form=checked_form(form),
-            tile=checked_tile(tile),
-            solver=checked_solver(solver),
-            tol=checked_tol(tol),
-            memory_limit=memory_limit,
-            store=checked_store(store),
-        )
+    def checked(cls, **given: Any) -> Self:
+        """Settings from a user's arguments; raises InputError for one that cannot be used (see `CHECKS`)."""
+        for name, check in CHECKS.items():
+            if name in given:
+                given[name] = check(given[name])
+        return cls(**given)
 
     def problem_fields(self) -> dict[str, Any]:
         """Fields of Problem that follow from them."""
@@ -355,6 +332,18 @@ def checked_kernel(kernel: Any, **settings: Any) -> Kernel:
     return kernel_of(kernel, **settings)
 
 
+def kernel_of_a_fit(kernel: Kernel) -> Kernel:
+    """Kernel of a regression or a classification; raises InputError for one that cannot be."""
+    if isinstance(kernel, AdditiveChi2):
+        raise InputError(
+            "kernel is 'additive_chi2', −Σ (x − z)² / (x + z) as scikit-learn defines it: all of its values are "
+            "negative and k(x, x) is 0, so that no ridge regression or classification has it as its kernel; "
+            "expected 'chi2', its exponential exp(gamma * additive_chi2), or kernel='linear' after "
+            "transformer=AdditiveChi2Sampler() of sklearn.kernel_approximation, for Σ 2 x z / (x + z)"
+        )
+    return kernel
+
+
 def checked_solver(solver: Any) -> Cholesky | ConjugateGradient | None:
     """Settings of a solver; None for "auto"."""
     if isinstance(solver, Cholesky | ConjugateGradient):
@@ -376,6 +365,21 @@ def checked_store(store: Any) -> str | None:
     return place
 
 
+CHECKS: Mapping[str, Callable[[Any], Any]] = {
+    "memory_limit": checked_memory_limit,
+    "kernel": kernel_of_a_fit,
+    "fit_intercept": partial(flag, name="fit_intercept"),
+    "form": checked_form,
+    "tile": checked_tile,
+    "solver": checked_solver,
+    "tol": checked_tol,
+    "store": checked_store,
+    "uncertainty": checked_uncertainty,
+    "max_iter": checked_max_iter,
+}
+"""Checks of the fields of `Settings`, in the order in which errors are raised: they return what the field holds."""
+
+
 def check_sizes(kernel: Kernel, rows: Rows, n_targets: int) -> None:
     """Refuse targets of another length than the rows, and a Gram matrix that is not square."""
     n, d = rows.shape
@@ -393,16 +397,20 @@ def refuse_extreme_targets(targets: Array) -> None:
     Raises
     ------
     InputError
-        Naming the first such target, and a number to divide it by.
+        Naming the first such target, and a number to divide it by; or the first row with NaN or infinity.
     """
-    largest = np.atleast_1d(np.maximum(targets.max(axis=0), -targets.min(axis=0)))
-    bad = (largest != 0) & ((largest < SAFE_SIZES[0]) | (largest > SAFE_SIZES[1]))
+    (lowest, highest), largest = SAFE_SIZES, np.maximum(targets.max(axis=0), -targets.min(axis=0))
+    if ((largest >= lowest) & (largest <= highest)).all():  # not of NaN, which would be the largest one
+        return
+    check_finite(targets, "y")
+    largest = np.atleast_1d(largest)
+    bad = (largest != 0) & ((largest < lowest) | (largest > highest))
     if bad.any():
         k = int(np.argmax(bad))
         of, column = ("", "y") if len(largest) == 1 else (f" of target {k} (counted from 0)", "this column of y")
         raise InputError(
-            f"the largest |y|{of} is {largest[k]:.3g}; expected 0, or a number from {SAFE_SIZES[0]:g} to "
-            f"{SAFE_SIZES[1]:g}, whose square float64 holds: divide {column} by {_power_of_ten(largest[k])} "
+            f"the largest |y|{of} is {largest[k]:.3g}; expected 0, or a number from {lowest:g} to "
+            f"{highest:g}, whose square float64 holds: divide {column} by {_power_of_ten(largest[k])} "
             f"(predictions are then in that unit)"
         )
 

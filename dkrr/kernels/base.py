@@ -55,8 +55,7 @@ class Parameters(ABC):
     def __new__(cls, *args: Any, **named: Any) -> Self:
         # Kernels of numbers take their parameters by name alone: RBF(0.5) and Matern(0.5, 1.5) would mean other kernels
         # than in scikit-learn, where the first parameter is a length.
-        known = _parameters(cls) if args or named else {}
-        kinds = {one.kind for one in known.values()}
+        known, kinds = _parameters(cls) if args or named else ({}, set())
         if args and kinds == {Parameter.KEYWORD_ONLY}:
             raise InputTypeError(
                 f"{cls.__name__}({', '.join(map(shown, args))}) gives parameters without their names; expected "
@@ -157,8 +156,10 @@ class Parameters(ABC):
 
 
 @cache
-def _parameters(cls: type) -> Mapping[str, Parameter]:
-    return signature(cls).parameters
+def _parameters(cls: type) -> tuple[Mapping[str, Parameter], set[Any]]:
+    """Parameters of a class by name, and their kinds."""
+    known = signature(cls).parameters
+    return known, {one.kind for one in known.values()}
 
 
 def _as_json(value: Any) -> Any:
@@ -548,6 +549,11 @@ class Kernel(Parameters):
     def is_precomputed(self) -> bool:
         """Whether X is itself the Gram matrix."""
         return False
+
+    @property
+    def encodes(self) -> bool:
+        """Whether it takes anything but rows of numbers, which `encode` makes of it."""
+        return type(self).encode is not Kernel.encode
 
     @property
     def learns_values(self) -> bool:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scipy.spatial.distance import cdist
 
 from dkrr import blas
-from dkrr.checks import finite, shown
+from dkrr.checks import finite, scales_of, shown
 from dkrr.errors import InputError
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import (
@@ -26,7 +26,7 @@ from dkrr.kernels.blocks import (
     squared_norms,
     times_powers_of_two,
 )
-from dkrr.kernels.lengths import Array, Scales, WithLengths, reference, scales_of, times_ratios
+from dkrr.kernels.lengths import Array, Scales, WithLengths, reference, times_ratios
 
 # ‖x‖² + ‖z‖² − 2xᵀz is wrong by a few eps (‖x‖² + ‖z‖²). RBF: that times γ is the error of the kernel, so
 # beyond this γ(‖x‖² + ‖z‖²) (about 1e-11 in float64, 1e-4 in float32) it is recomputed from x − z, unless
