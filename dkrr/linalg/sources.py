@@ -420,6 +420,14 @@ class ResidentRows(Rows):
     def dtype(self) -> Any:
         return self.rows.dtype
 
+    @property
+    def pointers(self) -> NDArray[Any] | None:
+        return self.rows.pointers
+
+    @property
+    def index_bytes(self) -> int:
+        return self.rows.index_bytes
+
     def read(self, start: int, stop: int, columns: slice = slice(None)) -> Any:
         return self._kept().read(start, stop, columns)
 
