@@ -85,9 +85,9 @@ class Progress:
 
     def take_stages(self) -> tuple[Stage, ...]:
         """Stages that ended since the last call, with the time that each took in all; they are forgotten."""
-        taken = tuple(map(Stage, self._seconds.keys(), self._seconds.values()))
+        taken = dict(self._seconds)
         self._seconds.clear()  # not another dictionary: `shown_also` shares it
-        return taken
+        return tuple(Stage(name, seconds) for name, seconds in taken.items())
 
     def begin(self, name: str, total: float, done: float) -> None:
         """Display the start of a stage."""

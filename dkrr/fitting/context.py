@@ -262,14 +262,16 @@ class Context:
         """Stages of the work that is done, with the time that each took."""
         return self.progress.take_stages()
 
-    def bytes_moved(self) -> tuple[int, int]:
-        """Bytes read by all workers, with the rows that processes read once and keep, and bytes written by them."""
-        read, written = self.meter.bytes_read, self.meter.bytes_written
-        for task in self.record.tasks:
-            read, written = read + task.bytes_read, written + task.bytes_written
-        for rows in self._resident:
-            read += rows.n_bytes * len(self.record.peak_bytes_by_worker)
-        return read, written
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read by all workers, with the rows that processes read once and keep."""
+        resident = sum(rows.n_bytes for rows in self._resident) * len(self.record.peak_bytes_by_worker)
+        return self.record.bytes_read + self.meter.bytes_read + resident
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes written by all workers."""
+        return self.record.bytes_written + self.meter.bytes_written
 
     def run_tasks(
         self, stage_name: str, tasks: list[Task], done_flops: float = 0.0, detail: str = ""

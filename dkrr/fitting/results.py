@@ -244,12 +244,11 @@ def result_of(solution: Solution, plan: Plan, context: Context, **facts: Any) ->
         }
     elif "status" not in reported:
         reported["status"] = direct_status(solution.residual)
-    bytes_read, bytes_written = context.bytes_moved()
     result = SolveResult(
         residual=solution.residual,
         condition=solution.condition,
-        bytes_read=bytes_read,
-        bytes_written=bytes_written,
+        bytes_read=context.bytes_read,
+        bytes_written=context.bytes_written,
         peak_bytes=context.peak_bytes,
         seconds_by_kind=record.seconds_by_kind() if record.tasks else {},
         messages=caution(solution.condition, plan.form, reported["status"]) + messages,
