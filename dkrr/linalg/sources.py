@@ -227,14 +227,12 @@ def fill_gram(
         Number of the first row and of the first column, for the message of a kernel function that fails; None: rows are
         not consecutive in a matrix.
     """
-    left, right = as_row_pair(left, right)
     kernel, tops = kernel.resolved(left.shape[1]), kernel_blocks(left)
     for k, rows in enumerate(tops):
-        block = left[rows]
         for columns in tops[: k + 1] if lower else kernel_blocks(right):
-            other = block if left is right and rows == columns else right[columns]
+            pair = as_row_pair(left[rows], None if left is right and rows == columns else right[columns])
             try:
-                kernel.write_block(block, other, out[rows, columns])
+                kernel.write_block(*pair, out[rows, columns])
             except (NotFiniteError, KernelFunctionError) as error:
                 if origin is None:
                     raise
