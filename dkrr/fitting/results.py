@@ -65,8 +65,8 @@ def function_norms(data: TrainingData, rows: Rows, coef: Array, squares: Array) 
         Warnings of norms that are below rounding, or not far above it.
     """
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        has_units = data.kernel.has_unit_diagonal
-        sums = np.einsum("ij,ij->j", coef, coef) if has_units else _weighted_squares(data.kernel, rows, coef)
+        is_plain = data.kernel.has_unit_diagonal
+        sums = np.einsum("ij,ij->j", coef, coef) if is_plain else _weighted_squares(data.kernel, rows, coef)
         errors = NORM_ROUNDING * math.sqrt(data.n) * sums
         known = ~(squares <= errors)
         norms, bounds = np.sqrt(np.where(known, squares, 0.0)), np.sqrt(errors)
@@ -303,9 +303,12 @@ def fitted_model(
             solution = replace(solution, messages=doubts + solution.messages)
     else:
         norms = column_norms(model.coef if solution.coef is None else model.coef[: len(solution.coef)])
-    is_unused = owner is not None and model.keep_alive is None
-    if is_unused and not any(one.left and one.left.owner for one in solution.saved.values()):
-        owner.delete()  # type: ignore[union-attr]
+    if (
+        owner is not None
+        and model.keep_alive is None
+        and not any(one.left and one.left.owner for one in solution.saved.values())
+    ):
+        owner.delete()
     result = result_of(solution, plan, context, seconds=time.perf_counter() - begun)
     return FittedModel(model, result, dual_coef, norms, posteriors=posteriors)
 
