@@ -32,8 +32,8 @@ Advance = Callable[[float], None]
 MIN_PARALLEL_ENTRIES = 4e6
 """Kernel entries from which several threads share the work."""
 ALONE_ENTRIES, ALONE_FLOPS = 2**13, 2.0**19
-"""Entries of K, and operations, up to which BLAS uses one thread without a limit (OpenBLAS: for fewer than 9,216 entries
-of a matrix times a vector, and 2**18 multiplications in a product of matrices)."""
+"""Entries of K, and operations, up to which BLAS uses one thread without a limit (OpenBLAS: for fewer than 9,216
+entries of a matrix times a vector, and 2**18 multiplications in a product of matrices)."""
 LAZY_BLOCK_BYTES = 16 * 2**20
 """Bound for the rows and for the predictions of a block of a lazy prediction."""
 
