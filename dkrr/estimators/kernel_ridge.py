@@ -31,7 +31,7 @@ from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.growth import GrownSums, grown, sums_of
 from dkrr.fitting.intervals import CrossValidationIntervals
 from dkrr.fitting.posteriors import Posteriors, Variances
-from dkrr.fitting.prediction import Advance, at_once, by_blocks, predict
+from dkrr.fitting.prediction import Advance, at_once, by_blocks, is_in_blocks, predict
 from dkrr.fitting.prediction_plans import Asked, plan_of_rows
 from dkrr.fitting.request_plans import FEATURES_REMEDY
 from dkrr.fitting.requests import (
@@ -302,9 +302,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     ) -> list[Any]:
         """Results of `compute` at new rows: arrays of shape (n,) or (n, n_targets), lazy as predictions are."""
         t = self._model.n_targets
-        found = by_blocks(rows, n_arrays * t, compute)
-        if found is None:
-            found = at_once(rows, compute, advance)
+        found = by_blocks(rows, n_arrays * t, compute) if is_in_blocks(rows) else at_once(rows, compute, advance)
         parts = [found[:, k * t : (k + 1) * t] for k in range(n_arrays)]
         return [part[:, 0] if self._is_vector else part for part in parts]
 

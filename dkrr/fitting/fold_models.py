@@ -14,7 +14,7 @@ from dkrr.data import Rows
 from dkrr.errors import StoreError
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.fitted_function import FittedFunction
-from dkrr.fitting.prediction import check_predictions, predict_together, refuse_nan, shared_values
+from dkrr.fitting.prediction import check_predictions, predict_together, refuse_nan
 from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.kernels.fourier_grid import map_of_predictions
@@ -202,7 +202,7 @@ def predictions_beside(
     The kernel is evaluated once for all functions that share it.
     """
     every = [*([] if mean is None else [mean]), *functions]
-    together = [every] if all(shared_values(every[0], one) for one in every[1:]) else [[one] for one in every]
+    together = [every] if all(every[0].shares_values(one) for one in every[1:]) else [[one] for one in every]
     found = [values for some in together for values in predict_together(some, rows, first, _check)]
     return (None, found) if mean is None else (found[0], found[1:])
 

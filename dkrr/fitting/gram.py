@@ -5,14 +5,12 @@ which precision.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr import blas
 from dkrr.data import Rows
 from dkrr.data.rows import dense
 from dkrr.errors import Float32BreakdownError, NotPositiveDefiniteError
@@ -24,6 +22,7 @@ from dkrr.fitting.kept_preconditioner import KeptPreconditioner
 from dkrr.fitting.sampled import with_stored_arrays
 from dkrr.kernels import Kernel
 from dkrr.linalg.column_sources import ColumnSource, GramColumns, MatrixColumns
+from dkrr.linalg.cross_gram import BLOCK_ROWS, cross_gram
 from dkrr.linalg.factor import DirectSystems, Factor, ScaledFactor
 from dkrr.linalg.float32_tiles import (
     MAX_ROUNDING_RATIO,
@@ -57,7 +56,7 @@ SYMMETRY_TILE = 512
 RESIDUAL_TILE = 2048
 """Most rows of the tiles that are formed to check a solution."""
 PRODUCT_ENTRIES = 2**22
-"""Entries of K that are in memory at once for some rows of a product."""
+"""Entries of a precomputed K that are in memory at once for some rows of a product."""
 
 
 class GramMatrix(ABC):
@@ -118,12 +117,15 @@ class GramMatrix(ABC):
         -------
         ndarray of shape (k, t)
         """
-        taken, total = self._columns.select_columns(index), np.zeros((len(index), coef.shape[1]))
-        height = max(1, PRODUCT_ENTRIES // max(len(index), 1))
-        for start in range(0, self.n, height):
-            rows = slice(start, min(start + height, self.n))
-            total += np.asarray(self._columns.block(rows, taken)).T @ coef[rows]
+        cross, total = cross_gram(self._kernel, self._rows), np.empty((len(index), coef.shape[1]))
+        for here in self._blocks_of(index):
+            total[here] = cross.times(self._rows.take(index[here]), coef)
         return total
+
+    def _blocks_of(self, index: NDArray[np.intp]) -> Iterator[slice]:
+        """Cut numbers of rows into blocks; those of a precomputed matrix have PRODUCT_ENTRIES entries."""
+        height = max(1, PRODUCT_ENTRIES // self.n) if self._kernel.is_precomputed else BLOCK_ROWS
+        return (slice(start, start + height) for start in range(0, len(index), height))
 
     def spanned(self, index: NDArray[np.intp], coef: Array) -> Array:
         """Product K[:, S] V of some columns of the matrix without c, in float64 in threads of the calling process.
@@ -139,17 +141,10 @@ class GramMatrix(ABC):
         -------
         ndarray of shape (n, t)
         """
-        taken, out = self._columns.select_columns(index), np.empty((self.n, coef.shape[1]))
-        threads = self._context.threads
-        height = max(1, PRODUCT_ENTRIES // (threads * max(len(index), 1)))
-
-        def multiply(start: int) -> None:
-            rows = slice(start, min(start + height, self.n))
-            blas.gemm(out[rows], np.ascontiguousarray(self._columns.block(rows, taken)), coef)
-
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(multiply, range(0, self.n, height)))
-        return out
+        cross, total = cross_gram(self._kernel, self._rows), np.zeros((self.n, coef.shape[1]))
+        for here in self._blocks_of(index):
+            total += cross.adjoint_times(self._rows.take(index[here]), coef[here], self._context.threads)
+        return total
 
     @abstractmethod
     def operator(self) -> Operator:

@@ -103,7 +103,7 @@ class WithLengths(Kernel):
         return (2 if self.has_length_of_columns else 1) * super().sparse_parts
 
     def kept_bytes(self, n_columns: int, n_features: int) -> int:
-        divided = 8 * n_columns * n_features if self.has_length_of_columns else 0
+        divided = 8 * n_columns * n_features if isinstance(getattr(self, self._of_columns), tuple) else 0
         return super().kept_bytes(n_columns, n_features) + divided
 
     def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
@@ -119,7 +119,7 @@ def reference(scales: Scales, power: float) -> float:
 
 
 def times_ratios(X: Block, scales: Scales, power: float) -> Block:
-    """Rows with columns times a power of (scale / reference); X itself with one scale for all."""
+    """Rows with columns times a power of (scale / reference), dense or CSR; X itself with one scale for all."""
     if not isinstance(scales, tuple):
         return X
     ratios: Array = (np.array(scales) / reference(scales, power)) ** power
