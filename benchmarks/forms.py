@@ -375,7 +375,7 @@ class EarlyStopping:
     def dimension(self) -> int | None:
         """D."""
         plan: Any = dkrr.plan(n_samples=2, n_features=self.d, **self.case.settings)
-        dimension: int | None = plan.problem.dimension
+        dimension: int | None = plan.dimension
         return dimension
 
     def run(self, sizes: Sequence[int], most_n: int | None) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def fit(
                 "projected_seconds": model.plan_.seconds,
                 "seconds_by_million_rows": 1e6 * seconds / n,
                 "plan": model.plan_.chosen.summary(),
-                "features": model.plan_.problem.dimension,
+                "features": model.plan_.dimension,
                 "residual": model.solve_result_.residual,
                 "peak_bytes": peak,
                 "projected_bytes": model.plan_.peak_bytes,

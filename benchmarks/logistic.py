@@ -155,7 +155,7 @@ def described(model: Any) -> Record:
         "execution": c.execution,
         "n_workers": c.n_workers,
         "tile": c.layout()["tile"],
-        "dimension": plan.problem.dimension,
+        "dimension": plan.dimension,
         "projected_seconds": plan.seconds,
         "status": result.status.name,
         "residual": float(result.residual),

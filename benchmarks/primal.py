@@ -261,7 +261,7 @@ def fit(
     model.fit(data.path, folder / "y")
     seconds = perf_counter() - start
     result, plan = model.solve_result_, model.plan_
-    width = plan.problem.dimension or 0
+    width = plan.dimension or 0
     stages = stage_seconds(result.record.tasks, plan.solver)
     record: dict[str, Any] = {
         "benchmark": "primal",

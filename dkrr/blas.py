@@ -29,6 +29,8 @@ Array = NDArray[Any]
 _POTRF_BLOCK = 256
 """Below this LAPACK's POTRF is called; above, blocks are updated by GEMM (256 is the best of 64 to 512). It is also the
 largest matrix that LAPACK gets: threaded OpenBLAS POTRF crashes from n = 16,000 on (0.3.30, 2 threads)."""
+_WHOLE_POTRF = 512
+"""Rows of a matrix that LAPACK factors as a whole, in 0.9 of the time of the blocks (1.0 at 512)."""
 _SLOW_TRSM = frozenset({"SkylakeX", "Cooperlake", "SapphireRapids"})
 """OpenBLAS's kernels for AVX-512: their TRSM with a triangle of 512 runs at 0.6 of GEMM's rate, with one of 128 at 0.35
 (float32: 0.25), and TRMM of this side at 0.8. The kernels for AVX2 solve as fast as they multiply."""
@@ -281,8 +283,14 @@ def solve_lower(l: Array, b: Array, *, transpose: bool = False) -> None:  # noqa
     b : ndarray of shape (n, m)
         Overwritten.
     """
-    if b.size:
+    n, m = b.shape
+    if n and m >= _INVERSE_ROWS:
         Triangle(l).solve_left(b, transpose=transpose)
+    elif n and m:
+        _call(
+            cython_blas, _PREFIX[b.dtype.char] + "trsm", b"R", b"U", b"T" if transpose else b"N", b"N",
+            m, n, _SCALAR[b.dtype.char](1.0), l, _leading(l), b, _leading(b),
+        )  # fmt: skip
 
 
 def solve_lower_right(l: Array, b: Array) -> None:  # noqa: E741
@@ -421,7 +429,8 @@ def _potrf(a: Array) -> int:
 def cholesky_in_place(a: Array) -> int:
     """Overwrite the lower triangle of a symmetric positive definite matrix by its Cholesky factor L, a = L Lᵀ.
 
-    Recursive, so that nearly all the work is GEMM; the strict upper triangle is neither read nor written.
+    A small one by LAPACK, others recursively, so that nearly all the work is GEMM; the strict upper triangle is neither
+    read nor written.
 
     Parameters
     ----------
@@ -432,6 +441,8 @@ def cholesky_in_place(a: Array) -> int:
     int
         0, or 1 + the row of the first pivot that is not positive (the matrix is then partly overwritten).
     """
+    if 0 < len(a) <= _WHOLE_POTRF:
+        return _potrf(a)
     return Triangle(a).factor(0, len(a))
 
 

@@ -84,7 +84,6 @@ def _parts(value: Any) -> Iterator[str]:
 
 def finite(value: object, name: str) -> float:
     """Finite real number as a float, or InputError."""
-    # First whether it is a float, as it nearly always is: numbers.Real takes ten times as long to ask.
     if type(value) is not float:
         if not is_real(value):
             raise InputTypeError(f"{name} is {shown(value)} ({type(value).__qualname__}); expected a real number")
@@ -99,6 +98,8 @@ def finite(value: object, name: str) -> float:
 
 def is_real(value: object) -> bool:
     """Whether a value is one real number: neither a flag, nor a duration, which NumPy counts as an integer."""
+    if type(value) in (float, int):  # as it nearly always is: numbers.Real takes ten times as long to ask
+        return True
     return isinstance(value, Real) and not isinstance(value, (*BOOL_TYPES, np.timedelta64))
 
 
@@ -108,6 +109,17 @@ def positive(value: object, name: str) -> float:
     if number <= 0:
         raise InputError(f"{name} is {shown(value)}; expected a finite number above 0")
     return number
+
+
+def scales_of(values: object, name: str) -> float | tuple[float, ...]:
+    """Check a number above 0, or a sequence with one for each column, which becomes a tuple; else InputError."""
+    if isinstance(values, np.ndarray):
+        values = values.tolist()
+    if not isinstance(values, list | tuple):
+        return positive(values, name)
+    if len(values) == 0:
+        raise InputError(f"{name} is empty; expected a number above 0, or a sequence with one for each column")
+    return tuple(positive(value, f"{name}[{k}]") for k, value in enumerate(values))
 
 
 def not_negative(value: object, name: str) -> float:
@@ -357,6 +369,13 @@ def checked_uncertainty(uncertainty: Any) -> bool | Literal["intervals"]:
     return flag(uncertainty, "uncertainty", ', or "intervals"')
 
 
+def checked_memory_limit(memory_limit: Any) -> int | str | None:
+    """Limit of memory, as it was given; None: what the machine has."""
+    if memory_limit is not None:
+        parse_bytes(memory_limit)
+    return memory_limit  # type: ignore[no-any-return]
+
+
 def checked_form(form: Any) -> Any:
     """Form; None for "auto"."""
     checked = choice(form, "form", ("auto", "primal", "dual"))
@@ -417,7 +436,7 @@ def checked_alphas(alpha: Any, n_targets: int) -> NDArray[np.float64]:
             f"KernelRidgeCV (dkrr select) chooses among several"
         )
     _refuse_negative(values, alpha, "alpha")
-    return np.full(n_targets, values)
+    return values.repeat(n_targets // values.size)
 
 
 def checked_candidates(alphas: Any) -> NDArray[np.float64]:

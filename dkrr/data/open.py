@@ -25,6 +25,7 @@ from dkrr.data.arrays import (
     is_in_file,
     is_mapped,
     is_memory_map,
+    is_plain,
     mapped_array,
     release_pages,
     zarr_rows,
@@ -164,6 +165,8 @@ def as_rows(X: Any, name: str = "X") -> Rows:
     InputError
         If it is empty, not a matrix, not of numbers, damaged (sparse), or does not exist.
     """
+    if is_plain(X, min_dimensions=1):
+        return MemoryRows(X)
     path = location(X, name, "the path or URL of an array") if isinstance(X, str | Path) else None
     X = _opened(X if path is None else _open_rows(path, name), name, NON_NUMERIC_KINDS)
     if isinstance(X, Rows):
@@ -188,6 +191,8 @@ def as_rows(X: Any, name: str = "X") -> Rows:
 
 def _container(value: Any) -> Callable[[Any, str], Rows] | None:
     """Function that makes rows of an array in a container; None for values that NumPy converts."""
+    if type(value) is np.ndarray:
+        return None
     return next((rows_of for takes, rows_of in CONTAINERS if takes(value)), None)
 
 

@@ -283,12 +283,17 @@ _BLOCK_BYTES = 32 * 2**20
 _BLOCK_ROWS = 8192
 
 
+def _block_height(rows: Rows) -> int:
+    """Rows that are checked at once."""
+    return max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // (8 * rows.shape[1])))
+
+
 def _blocks(rows: Rows, lengths: Sequence[int] = ()) -> list[int]:
     """First rows of the blocks that are hashed, and the number of rows: no chunks or tiles of a container count.
 
     Blocks also end where the rows ended when they were fewer (`lengths`).
     """
-    height = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // (8 * rows.shape[1])))
+    height = _block_height(rows)
     ends = itertools.pairwise([0, *lengths, rows.shape[0]])
     return [*(k for first, last in ends for k in range(first, last, height)), rows.shape[0]]
 
@@ -319,7 +324,12 @@ def scan(rows: Rows, name: str, meter: Meter | None = None) -> None:
     InputError
         At a NaN, an infinity, or a number that float64 does not hold; the message names its row and column.
     """
-    _scan(Meter() if meter is None else meter, rows, name, _blocks(rows), digest=False)
+    if not rows.is_in_memory:
+        _scan(Meter() if meter is None else meter, rows, name, _blocks(rows), digest=False)
+        return
+    n, height = rows.shape[0], _block_height(rows)
+    for start in range(0, n, height):
+        check_finite(rows.read(start, min(start + height, n)), name, start, rows.names)
 
 
 def combine(rows: Rows, digests: Sequence[Sequence[str]], lengths: Sequence[int] = ()) -> str:
@@ -394,7 +404,8 @@ def check_finite(block: Block, name: str, first_row: int = 0, names: Sequence[st
     InputError
         Naming the first bad row and column.
     """
-    check_exact(block, name, first_row, names)
+    if block.dtype.kind != "f" or block.dtype.itemsize > 8:
+        check_exact(block, name, first_row, names)
     bad = first_bad(block)
     if bad is None:
         return

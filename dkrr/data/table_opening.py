@@ -8,6 +8,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dkrr.checks import BUCKETS, is_existing_folder, location, shown
 from dkrr.data.dask_rows import is_dask_frame
 from dkrr.data.table import Table, matching, natural_order, split_patterns
@@ -257,7 +259,7 @@ def with_columns(X: Any, y: Any, sample_weight: Any = None) -> tuple[Any, Any, A
 
 def table_or_value(value: Any, name: str = "X") -> Any:
     """Table that a value is, unless it is a DataFrame of pandas; anything else unchanged."""
-    if is_pandas_like(value):
+    if type(value) is np.ndarray or is_pandas_like(value):
         return value
     table = as_table(value, name)
     return value if table is None else table

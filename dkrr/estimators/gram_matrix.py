@@ -22,7 +22,6 @@ from dkrr.fitting.context import Context, check_store_is_shared, dask_executor
 from dkrr.fitting.requests import checked_kernel
 from dkrr.fitting.storage import StoredArrays
 from dkrr.kernels import Kernel
-from dkrr.kernels.columns import encodes
 from dkrr.kernels.names import warn_of_unused
 from dkrr.linalg.sources import GramTiles, fill_gram, store_tiles
 from dkrr.store import RunStore, TiledMatrix, TileGrid
@@ -109,7 +108,7 @@ def gram(
     given = X
     value = checked_kernel(kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params)
     warn_of_unused({"kernel": kernel, "gamma": gamma, "degree": degree, "coef0": coef0}, stacklevel=2)
-    if encodes(value):
+    if value.encodes:
         X, Y = in_memory(X), in_memory(Y)
         value = value.fitted(X)
         X, Y = value.encode(X), None if Y is None else value.encode(Y)

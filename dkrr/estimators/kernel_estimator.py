@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +31,7 @@ from dkrr.data import (
     watched,
     with_columns,
 )
-from dkrr.data.arrays import drop_labels
+from dkrr.data.arrays import FLOAT_DTYPES, drop_labels, is_plain
 from dkrr.data.open import is_in_blocks
 from dkrr.data.table import check_names, not_numbers, stray_text
 from dkrr.data.transformers import (
@@ -48,13 +47,13 @@ from dkrr.estimators.typed import BaseEstimator
 from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.prediction import predict
 from dkrr.fitting.prediction_plans import displayed
-from dkrr.fitting.requests import Settings, check_sizes, checked_kernel, checked_store, checked_weights
+from dkrr.fitting.requests import Settings, check_sizes, checked_kernel, checked_weights
 from dkrr.fitting.run import Fit
 from dkrr.fitting.sampled import with_bounding_box
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import SEPARATOR, Parameters
-from dkrr.kernels.columns import encodes
-from dkrr.kernels.names import SEARCHED, warn_of_unused
+from dkrr.kernels.fourier_grid import map_of_fit
+from dkrr.kernels.names import warn_of_unused
 from dkrr.linalg.result import SolveResult
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
 from dkrr.planning import Plan
@@ -66,7 +65,6 @@ from dkrr.store.zarr_arrays import is_dask_array
 from dkrr.text import card_of_text, details, near_columns
 from dkrr.typing import KernelLike, NumbersLike, TransformerLike
 
-FLOAT_DTYPES = [np.float64, np.float32]
 SHOWN_ATTRIBUTES = ("selection_plan_", "optimum_", "plan_", "solve_result_")
 """Fitted attributes that a notebook shows with an estimator."""
 OF_INPUTS = ("_target_names", "transformer_", "_n_inputs")
@@ -120,8 +118,21 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
     )
     """Parameters that a saved model holds, besides its kernel."""
 
+    _setting_names: ClassVar[tuple[str, ...]] = (
+        "fit_intercept",
+        "form",
+        "tile",
+        "solver",
+        "tol",
+        "memory_limit",
+        "store",
+    )
+    """Parameters that are `Settings` of a fit."""
+
     store: str | Path | None  # of those whose runs can be kept
     _model: FittedFunction
+    _target_names: list[str] | None = None
+    """Names of the targets, of which predictions are tables; None without names."""
     plan_: Plan
     solve_result_: SolveResult
     coef_: NDArray[np.float64]
@@ -171,50 +182,56 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         )
 
     def _settings(self, kernel: Kernel) -> Settings:
-        return Settings.checked(
-            kernel=kernel,
-            fit_intercept=self.fit_intercept,
-            form=self.form,
-            tile=self.tile,
-            solver=self.solver,
-            tol=self.tol,
-            memory_limit=self.memory_limit,
-            store=self.store,
-        )
+        """Checked settings of a fit with this kernel."""
+        given = {"kernel": kernel}
+        for name in self._setting_names:
+            given[name] = getattr(self, name)
+        return Settings.checked(**given)
 
     def _checked_data(
         self, X: Any, y: Any, sample_weight: Any
     ) -> tuple[Any, Settings, Rows, NDArray[Any], NDArray[np.float64] | None]:
         """X as rows of numbers, settings with the fitted kernel, rows, targets or labels, and sample weights."""
         kernel = self._kernel()
-        warn_of_unused({name: getattr(self, name) for name in SEARCHED}, stacklevel=4)  # the caller of fit
+        named = {"kernel": self.kernel, "gamma": self.gamma, "degree": self.degree, "coef0": self.coef0}
+        warn_of_unused(named, stacklevel=4)  # the caller of fit
         checked_progress(self.progress)
-        if checked_store(self.store) is not None:
+        settings = self._settings(kernel)
+        if settings.store is not None:
             refuse_enclosing({"store": self.store}, {"X": X, "y": y, "sample_weight": sample_weight})
-        X, y, sample_weight = with_columns(X, y, sample_weight)
+        are_plain = is_plain(X) and is_plain(y, min_dimensions=1)  # they are neither tables nor have names
+        if not are_plain or sample_weight is not None:
+            X, y, sample_weight = with_columns(X, y, sample_weight)
         X = self._transformed(kernel, X)
-        if "transformer_" not in vars(self):
+        if not are_plain:
+            self._target_names = target_names(y)
+        is_transformed = "transformer_" in vars(self)
+        if not (are_plain or is_transformed):
             X = self._table(kernel, X, reset=True)
-        self._target_names = target_names(y)
-        if encodes(kernel):
+        if kernel.encodes:
             given, kernel = kernel, kernel.fitted(X)
             if given.learns_values and kernel is not given:
                 self._set_learned(given, X)
             X = kernel.encode(X)
-        settings = self._settings(kernel)
-        with self._names_kept():
-            rows, y = self._training(X, y)
-            names = getattr(self, "feature_names_in_", None)
-            if names is not None and isinstance(rows, MemoryRows) and len(names) == rows.shape[1]:
-                rows.names = tuple(names)
+            settings = replace(settings, kernel=kernel)
+        of_inputs = self.__dict__.pop("feature_names_in_", None) if is_transformed else None
+        rows, y = self._training(X, y)
+        names = getattr(self, "feature_names_in_", None)
+        if names is not None and isinstance(rows, MemoryRows) and len(names) == rows.shape[1]:
+            rows.names = tuple(names)
+        if is_transformed:
+            self._set_inputs(of_inputs)
+        else:
+            self.n_features_in_ = rows.shape[1]
         check_sizes(kernel, rows, len(y))
         rows = watched(rows, is_matrix=kernel.is_precomputed)
-        settings = replace(settings, kernel=with_bounding_box(settings.kernel, rows))
+        if not kernel.is_plain:
+            settings = replace(settings, kernel=with_bounding_box(settings.kernel, rows))
         return X, settings, rows, y, checked_weights(sample_weight, len(y))
 
     def _transformed(self, kernel: Kernel, X: Any) -> Any:
         """Training rows as a new `transformer_` makes them of X; X itself without a transformer."""
-        for name in (*OF_INPUTS, *OF_SEARCH):
+        for name in ("feature_names_in_", *OF_INPUTS, *OF_SEARCH):
             self.__dict__.pop(name, None)  # of an earlier fit
         if self.transformer is None:
             return X
@@ -241,11 +258,8 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
             raise named_error("X", error) from error
         return inputs
 
-    @contextmanager
-    def _names_kept(self) -> Iterator[None]:
-        """Keep the width and the names of X after a transformer, where scikit-learn sees what that makes of them."""
-        names = getattr(self, "feature_names_in_", None)
-        yield
+    def _set_inputs(self, names: NDArray[Any] | None) -> None:
+        """Set the width and the names of X before a transformer, where scikit-learn has set those of what it makes."""
         if "transformer_" not in vars(self):
             return
         self.n_features_in_ = self._n_inputs
@@ -263,11 +277,6 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
 
     def _set_learned(self, kernel: Kernel, X: Any) -> None:
         """Keep what a fit of this kernel to some of the rows needs, if the model has such fits."""
-
-    def _set_plain(self, X: NDArray[Any]) -> None:
-        """Set what scikit-learn's checks set, for plain training rows."""
-        self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
-        self.n_features_in_ = X.shape[1]
 
     def _as_saved(self) -> KernelEstimator:
         """Fitted estimator that is saved in place of this one: of a search, the model that it chose."""
@@ -289,7 +298,6 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         """Set the fitted attributes of every model."""
         self.X_fit_ = rows.array if isinstance(rows, MemoryRows) else X
         self.plan_ = fitted.plan
-        self._set_width(rows)
 
     def _set_coefficients(
         self, function: FittedFunction, dual_coef: NDArray[np.float64] | None, columns: Any = slice(None)
@@ -301,8 +309,8 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         if dual_coef is not None:
             self.dual_coef_ = dual_coef[:, columns]
         if function.coef is not None:
-            grid = function.grid
-            inside = slice(None) if grid is None else slice(grid.dimension(function.n_features))
+            features = map_of_fit(function.feature_map)
+            inside = slice(None) if features is None else slice(features.dimension(function.n_features))
             self.coef_ = function.coef[inside, columns].T  # a row for each target, as linear models of scikit-learn
 
     def _table(self, kernel: Kernel, X: Any, *, reset: bool) -> Any:
@@ -312,22 +320,20 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         """
         if is_plain(X):
             return X
-        X = in_memory(X) if encodes(kernel) else table_or_value(drop_labels(X))
+        X = in_memory(X) if kernel.encodes else table_or_value(drop_labels(X))
         if isinstance(X, Table):
             return self._named(X, reset=reset)
         refuse_group(X, "X")
-        if not encodes(kernel):
+        if not kernel.encodes:
             refuse_unreadable(X)  # scikit-learn would convert dates and text
         if sp.issparse(X):
             check_structure(X)  # scikit-learn converts between formats
         elif is_dask_frame(X):
-            if encodes(kernel):
+            if kernel.encodes:
                 raise InputTypeError(
                     f"{kernel!r} takes a table in memory, and X is a Dask DataFrame; give X.compute(), a pandas one"
                 )
             validate_data(self, X._meta, reset=reset, skip_check_array=True)
-        elif reset and not is_local(X):
-            self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
         return frame_to_numpy(X)
 
     def _named(self, X: Table, *, reset: bool, is_numeric: bool = True) -> Table:
@@ -504,16 +510,3 @@ def unreadable_column(X: Any) -> InputError | None:
 def is_local(value: Any) -> bool:
     """Whether scikit-learn can check a value: it is in memory, and not streamed."""
     return is_plain(value) or not is_in_blocks(value)
-
-
-def is_plain(value: Any, max_dimensions: int = 2, min_dimensions: int = 2) -> bool:
-    """Whether a value is an ndarray that scikit-learn's checks would return unchanged, whatever numbers it holds.
-
-    They look for many kinds of tables, which takes a sixth of the time of a fit of a hundred rows.
-    """
-    return (
-        type(value) is np.ndarray
-        and value.dtype in FLOAT_DTYPES
-        and min_dimensions <= value.ndim <= max_dimensions
-        and value.size > 0
-    )

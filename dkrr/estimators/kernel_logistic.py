@@ -6,7 +6,7 @@ Classifiers share labels and their codes, class weights, and probabilities from 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, overload
 
@@ -18,17 +18,17 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
-from dkrr.checks import checked_max_iter, checked_path, flag, not_negative, shown
+from dkrr.checks import checked_path, flag, not_negative, shown
 from dkrr.data import NON_LABEL_KINDS, Rows, as_rows, load_labels, refuse_unreadable, with_columns
+from dkrr.data.arrays import is_plain
 from dkrr.errors import InputError, InputTypeError
-from dkrr.estimators.kernel_estimator import OF_INPUTS, KernelEstimator, is_local, is_plain, refuse_other_kind
+from dkrr.estimators.kernel_estimator import OF_INPUTS, KernelEstimator, is_local, refuse_other_kind
 from dkrr.estimators.typed import ClassifierMixin
 from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.prediction_plans import Asked, plan_of_rows
 from dkrr.fitting.requests import (
     FitRequest,
     Labels,
-    Settings,
     WarmStart,
     checked_weights,
     likelihood_of,
@@ -36,7 +36,6 @@ from dkrr.fitting.requests import (
 )
 from dkrr.fitting.results import FittedModel
 from dkrr.fitting.run import Fit, fit
-from dkrr.kernels import Kernel
 from dkrr.linalg.likelihood import Likelihood, Softmax
 from dkrr.linalg.newton import Point
 from dkrr.planning.predictions import PredictionPlan
@@ -583,6 +582,7 @@ class KernelLogisticRegression(KernelClassifier):
         "max_iter",
         "warm_start",
     )
+    _setting_names: ClassVar[tuple[str, ...]] = (*KernelEstimator._setting_names, "max_iter")
 
     alpha: float = 1.0
     _: KW_ONLY
@@ -664,9 +664,6 @@ class KernelLogisticRegression(KernelClassifier):
             models.append(model)
         return models
 
-    def _settings(self, kernel: Kernel) -> Settings:
-        return replace(super()._settings(kernel), max_iter=checked_max_iter(self.max_iter))
-
     def _request(self, X: Any, y: Any, sample_weight: Any, alphas: tuple[float, ...]) -> tuple[Labels, FitRequest, Any]:
         """Labels, the request of a fit to them, and X as rows of numbers."""
         one_vs_rest = flag(self.one_vs_rest, "one_vs_rest")
@@ -692,9 +689,7 @@ class KernelLogisticRegression(KernelClassifier):
         if y is None:
             raise InputError("y is None; this estimator requires y to be passed, but the target y is None")
         labels = checked_labels(y if is_local(y) else load_labels(y))
-        if is_plain(X):
-            self._set_plain(X)
-        elif is_local(X):
+        if not is_plain(X) and is_local(X):
             X = self._validated(X, reset=True)
         return as_rows(X), labels
 

@@ -34,7 +34,6 @@ from dkrr.estimators.search import (
 from dkrr.fitting.requests import FitRequest, checked_weights
 from dkrr.fitting.search_plans import search_plan
 from dkrr.kernels import Kernel
-from dkrr.kernels.columns import encodes
 from dkrr.kernels.names import SEARCHED, warn_of_unused
 from dkrr.linalg.result import Status
 from dkrr.machine.detection import detect
@@ -378,7 +377,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
         curve: LearningCurve | None,
     ) -> SelectionPlan:
         """Plan of the whole search, from the request of a fit with the first kernel."""
-        kernels = [kernel.fitted(X) if encodes(kernel) else kernel for kernel in kernels]
+        kernels = [kernel.fitted(X) if kernel.encodes else kernel for kernel in kernels]
         of_kernels = [request.with_settings(kernel=kernel).problem() for kernel in kernels]
         every = tuple(sorted(set(alphas.tolist())))
         return search_plan(
@@ -399,8 +398,9 @@ class KernelLogisticRegressionCV(KernelClassifier):
         with whole.part(dict(plan.steps())["last fit"].expected):
             model.fit(X, y, sample_weight)
         self.refit_time_ = perf_counter() - begun
-        with self._names_kept():
-            self.__dict__.update({name: value for name, value in vars(model).items() if name in FITTED})
+        names = vars(self).get("feature_names_in_")
+        self.__dict__.update({name: value for name, value in vars(model).items() if name in FITTED})
+        self._set_inputs(names)
         result = model.solve_result_
         self.solve_result_ = replace(result, messages=(*result.messages, *self.advice_))
 
@@ -451,7 +451,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
     def _part(self, X: Any, rows: Rows, index: NDArray[np.intp], columns: NDArray[np.intp] | None = None) -> Any:
         """Some rows of X; of a Gram matrix with the columns of the training rows."""
         kernels = [model._kernel() for model in self._models()]
-        if any(encodes(kernel) for kernel in kernels):
+        if any(kernel.encodes for kernel in kernels):
             return _safe_indexing(X, index)  # documents, graphs or other objects
         part = rows.take(index)
         if not kernels[0].is_precomputed:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self, overload
+from typing import Any, ClassVar, Literal, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,16 +14,14 @@ from sklearn.metrics import r2_score
 from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import validate_data
 
-from dkrr.checks import checked_alphas, checked_uncertainty, flag, is_real, positive_or_none, shown
+from dkrr.checks import checked_alphas, flag, is_real, positive_or_none, shown
 from dkrr.data import MemoryRows, Rows, as_rows, load_array, load_labels, load_targets, table_or_value, with_columns
-from dkrr.data.arrays import release_pages
+from dkrr.data.arrays import FLOAT_DTYPES, is_mapped, is_plain, release_pages
 from dkrr.data.rows import check_finite
 from dkrr.errors import InputError
 from dkrr.estimators.kernel_estimator import (
-    FLOAT_DTYPES,
     KernelEstimator,
     is_local,
-    is_plain,
     named_error,
     refuse_other_kind,
 )
@@ -33,14 +31,13 @@ from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.growth import GrownSums, grown, sums_of
 from dkrr.fitting.intervals import CrossValidationIntervals
 from dkrr.fitting.posteriors import Posteriors, Variances
-from dkrr.fitting.prediction import Advance, at_once, by_blocks, predict
+from dkrr.fitting.prediction import Advance, at_once, by_blocks, is_in_blocks, predict
 from dkrr.fitting.prediction_plans import Asked, plan_of_rows
 from dkrr.fitting.request_plans import FEATURES_REMEDY
 from dkrr.fitting.requests import (
     INTERVAL_FOLDS,
     FitRequest,
     Learned,
-    Settings,
     Targets,
     check_sizes,
     checked_weights,
@@ -74,6 +71,8 @@ Array = NDArray[np.float64]
 
 class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     """A regression whose predictions are those of kernel ridge regression."""
+
+    _setting_names: ClassVar[tuple[str, ...]] = (*KernelEstimator._setting_names, "uncertainty")
 
     uncertainty: bool | Literal["intervals"]
     intercept_: float | Array
@@ -303,9 +302,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     ) -> list[Any]:
         """Results of `compute` at new rows: arrays of shape (n,) or (n, n_targets), lazy as predictions are."""
         t = self._model.n_targets
-        found = by_blocks(rows, n_arrays * t, compute)
-        if found is None:
-            found = at_once(rows, compute, advance)
+        found = by_blocks(rows, n_arrays * t, compute) if is_in_blocks(rows) else at_once(rows, compute, advance)
         parts = [found[:, k * t : (k + 1) * t] for k in range(n_arrays)]
         return [part[:, 0] if self._is_vector else part for part in parts]
 
@@ -418,8 +415,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         return _interval_folds(None, self._folds, self._posteriors().targets, None).test
 
     def _folds_to_keep(self, targets: NDArray[np.float64], own: Folds | None) -> tuple[NDArray[np.intp], ...]:
-        """Folds without which the fit computes models as well: those of a search if they serve; none unless asked."""
-        return _interval_folds(None, own, targets, None).test if self.uncertainty == "intervals" else ()
+        """Folds without which a fit with "intervals" computes models as well: those of a search if they serve."""
+        return _interval_folds(None, own, targets, None).test
 
     def log_marginal_likelihood(self) -> float | Array:
         """Logarithm of the marginal likelihood of the training targets, for the Gaussian process of the model.
@@ -514,12 +511,10 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
             )
         return self._known_posteriors.within(self.memory_limit, self.progress)
 
-    def _settings(self, kernel: Kernel) -> Settings:
-        return replace(super()._settings(kernel), uncertainty=checked_uncertainty(self.uncertainty))
-
     def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[np.float64]]:
         if is_plain(X) and is_plain(y, min_dimensions=1) and len(X) == len(y):
-            self._set_plain(X)
+            if not is_mapped(y):
+                return MemoryRows(X), np.asarray(y, np.float64)
         elif is_local(X) and (y is None or is_local(y)):
             if y is not None:
                 y = load_labels(y)  # of any type: scikit-learn says what is wrong with it
@@ -571,10 +566,10 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         """X as rows of numbers, settings, rows, targets that float64 can square, and sample weights."""
         self.__dict__.pop("_learned", None)  # of a fit that failed
         X, settings, rows, y, weights = self._checked_data(X, y, sample_weight)
-        check_finite(y, "y")
         refuse_extreme_targets(y)
         refuse_extreme_weights(weights)
-        release_pages(y)  # they would count as memory of this process
+        if is_mapped(y):
+            release_pages(y)  # they would count as memory of this process
         return X, settings, rows, y, weights
 
     def _take_fit(
@@ -584,7 +579,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         (model,) = fitted.models
         self._grown, posteriors = sums, model.posteriors
         if sums is None and posteriors is None:
-            posteriors = Posteriors(request, model.function.kernel, grid=model.function.grid)
+            request = replace(request, features=fitted.plan.chosen.features)
+            posteriors = Posteriors(request, model.function.kernel)
         self._known_posteriors = posteriors
         assert model.norms is not None
         self._take(model.function, model.dual_coef, is_vector=is_vector)
@@ -823,7 +819,8 @@ class KernelRidge(RidgeRegressor):
         X, settings, rows, y, weights = self._checked_targets(X, y, sample_weight)
         values = as_columns(y)
         targets = Targets(values, checked_alphas(self.alpha, values.shape[1]))
-        learned, folds = self.__dict__.pop("_learned", None), self._folds_to_keep(values, self._own_folds)
+        learned = self.__dict__.pop("_learned", None)
+        folds = self._folds_to_keep(values, self._own_folds) if self.uncertainty == "intervals" else ()
         request = FitRequest(settings, rows, targets, weights, None, learned, folds, Posteriors)
         self._take_fit(fit(request, self.progress), request, X, is_vector=y.ndim == 1)
         return self
@@ -994,7 +991,6 @@ class KernelRidge(RidgeRegressor):
             raise InputError(
                 f"y has shape {targets.shape}; expected {expected}, as in the first call: give all rows to fit"
             )
-        check_finite(targets, "y")
         refuse_extreme_targets(targets)
         return targets
 

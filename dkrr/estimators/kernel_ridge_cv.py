@@ -36,7 +36,7 @@ from dkrr.estimators.search import (
 from dkrr.fitting.gram import gram_diagonal
 from dkrr.fitting.requests import checked_kernel, checked_store
 from dkrr.kernels import Kernel
-from dkrr.kernels.columns import encodes, learns
+from dkrr.kernels.columns import learns
 from dkrr.kernels.kernel_features import parts_of
 from dkrr.kernels.names import SEARCHED
 from dkrr.kernels.nystroem import Nystroem
@@ -409,14 +409,14 @@ class KernelRidgeCV(RidgeRegressor):
         grid = parameter_grid(self)
         kernels = [self._kernel_with(parameters) for parameters in grid]
         X, y, sample_weight = with_columns(X, y, sample_weight)
-        objects = in_memory(X) if any(encodes(kernel) for kernel in kernels) else X
+        objects = in_memory(X) if any(kernel.encodes for kernel in kernels) else X
         X, settings, rows, y, weights = self._checked_targets(X, y, sample_weight)
         objects = objects if self.transformer is None else X
         folds = checked_folds(self.cv, y, groups)
         folds.check_weights(weights)
         curve = checked_curve(self.train_sizes, folds, weights, groups, self.random_state)
         alphas = self._alphas(settings.kernel, rows, weights)
-        kernels = [kernel.fitted(objects) if encodes(kernel) else kernel for kernel in kernels]
+        kernels = [kernel.fitted(objects) if kernel.encodes else kernel for kernel in kernels]
         by_fits = any(learns(kernel) for kernel in kernels)
         if by_fits and search is not None:
             raise InputError(
@@ -441,7 +441,7 @@ class KernelRidgeCV(RidgeRegressor):
             refit=bool(self.refit),
             search=search,
             uncertainty=settings.uncertainty,
-            interval_folds=self._folds_to_keep(y, folds),
+            interval_folds=self._folds_to_keep(y, folds) if self.uncertainty == "intervals" else (),
         )
         if by_fits:
             return self._search_by_fits(request, objects, y, grid)

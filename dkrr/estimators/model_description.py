@@ -17,7 +17,6 @@ from dkrr.estimators.search import parameter_columns
 from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.requests import Targets
 from dkrr.kernels import CallableKernel, Kernel
-from dkrr.kernels.columns import encodes
 from dkrr.kernels.custom import qualified_name
 from dkrr.kernels.descriptions import GIVEN_AGAIN
 from dkrr.kernels.fourier_grid import FourierGrid
@@ -142,7 +141,7 @@ def description_of(
     """
     asked = model._kernel()
     # A loaded model can be fitted with the original kernel, if the fit changed it (centres, vocabulary, origin).
-    is_changed = encodes(asked) or any(isinstance(part, Nystroem | FourierGrid) for part in parts_of(asked))
+    is_changed = asked.encodes or any(isinstance(part, Nystroem | FourierGrid) for part in parts_of(asked))
     is_changed = is_changed or fitted.intercept_shift is not None
     n_samples = None if fitted.rows is None else int(fitted.rows.shape[0])  # unknown of a loaded model in primal form
     return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,7 +41,7 @@ from dkrr.fitting.results import SavedPosterior
 from dkrr.kernels import BagOfWords, Kernel
 from dkrr.kernels.descriptions import feature_map_from_dict, kernel_from_dict, try_given
 from dkrr.kernels.documents import TOKEN_PATTERN
-from dkrr.kernels.fourier_grid import FourierZones
+from dkrr.kernels.fourier_grid import FourierZones, map_of_fit
 from dkrr.kernels.kernel_features import arrays_of, is_drawn, parts_of, required_feature_map
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.selection import Folds
@@ -165,7 +166,8 @@ def write_model(
         )
     check_model_path(path, overwrite=overwrite)
     # Of a Fourier grid, whose models do without anything as long as the rows, they are not needed either.
-    dual_coef = getattr(model, "dual_coef_", fitted.dual_coef) if fitted.grid is None else None
+    is_on_grid = map_of_fit(fitted.feature_map) is not fitted.feature_map
+    dual_coef = None if is_on_grid else getattr(model, "dual_coef_", fitted.dual_coef)
     columns = (fitted.coef, dual_coef, fitted.intercept, fitted.intercept_shift)
     arrays = {k: np.asarray(a, np.float64) for k, a in zip(layout.COEFFICIENTS, columns, strict=True) if a is not None}
     parts: dict[str, Rows] = {
@@ -266,7 +268,10 @@ def _restore_posteriors(model: KernelRidge, description: dict[str, Any], stored:
     given = asked if is_drawn(asked) else function.kernel  # models without a fold draw again
     learned = Learned(asked, None) if asked.learns_values else None
     request = FitRequest(model._settings(given), rows, Targets(targets, alphas), weights, learned=learned)
-    model._known_posteriors = Posteriors(request, function.kernel, saved, function.grid)
+    features = map_of_fit(function.feature_map)
+    if features is not function.feature_map:
+        request = replace(request, features=features)
+    model._known_posteriors = Posteriors(request, function.kernel, saved)
     if fold_of is not None:
         if not np.array_equal(np.unique(fold_of), np.arange(fold_of.max() + 1)):
             raise ValueError("folds that are not numbered from 0")

@@ -82,7 +82,10 @@ class TrainingData(FitData):
 
     def alpha_groups(self) -> list[tuple[float, NDArray[np.intp]]]:
         """Distinct values of λ, each with the columns of its targets: one factorisation each."""
-        return [(a, np.flatnonzero(self.alphas == a)) for a in sorted(set(self.alphas.tolist()))]
+        alphas = sorted(set(self.alphas.tolist()))
+        if len(alphas) == 1:
+            return [(alphas[0], np.arange(len(self.alphas)))]
+        return [(a, np.flatnonzero(self.alphas == a)) for a in alphas]
 
     def target_means(self) -> Array:
         """Weighted means of the targets with an intercept, else zeros; shape (t,)."""

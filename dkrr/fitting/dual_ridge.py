@@ -14,7 +14,6 @@ from dkrr.fitting.costs.details import Direct, Float32Factor, Iterative
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.gram import (
     NOT_CONTRACTING,
-    AppliedFactor,
     FactoredGram,
     Float32Gram,
     GramMatrix,
@@ -24,6 +23,7 @@ from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of
 from dkrr.fitting.results import Left, SavedPosterior, Solution
 from dkrr.linalg.condition import worst
 from dkrr.linalg.conjugate_gradient import Iteration
+from dkrr.linalg.factor import Factor
 from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.preconditioners import Identity, LazyPreconditioner, LowRank, Preconditioner
 from dkrr.linalg.products import LastProduct, column_norms, column_sizes
@@ -82,7 +82,8 @@ class DualRidge:
 
     def __init__(self, data: TrainingData, plan: Plan) -> None:
         self._plan, self.scale = plan, data.dual_scale()
-        self._numbers = {alpha: g for g, (alpha, _) in enumerate(data.alpha_groups())}
+        alphas = sorted(set(data.alphas.tolist()))
+        self._numbers = dict(zip(alphas, range(len(alphas)), strict=True))
         self._in_batches = plan.problem.batch > 0
         if not self._in_batches:
             self._begin(data)
@@ -105,7 +106,7 @@ class DualRidge:
         self._data, self._means = data, data.target_means()
         self._coef, self._intercept = np.empty(data.targets.shape), self._means.copy()
         self._squares, self._residuals = np.empty(len(self._means)), np.empty(len(self._means))
-        self._checks = list[Check]()
+        self._worst_residuals, self._conditions = list[float](), list[float]()
 
     def systems(self) -> Iterator[RidgeSystem]:
         """Iterate over the systems, one for each distinct λ."""
@@ -124,7 +125,8 @@ class DualRidge:
     def _note(self, columns: NDArray[np.intp], check: Check) -> None:
         self._squares[columns], self._residuals[columns] = check.squares, check.residual
         self._intercept[columns] += check.constants
-        self._checks.append(check)
+        self._worst_residuals.append(check.residual)
+        self._conditions.append(check.condition)
 
     def iterate(
         self, iteration: Iteration, groups: Sequence[Group], state: State | None = None, start: Array | None = None
@@ -216,8 +218,8 @@ class DualRidge:
             coef=None,
             intercept=self._intercept,
             rows=self.matrix.rows,
-            residual=float(np.max([c.residual for c in self._checks])),
-            condition=worst([c.condition for c in self._checks]),
+            residual=float(np.max(self._worst_residuals)),
+            condition=worst(self._conditions),
             outcome=outcome,
             residuals=self._residuals,
             squares=self._squares,
@@ -231,30 +233,51 @@ class DirectDual(DualRidge):
     def __init__(self, strategy: Direct, data: TrainingData, plan: Plan, context: Context) -> None:
         super().__init__(data, plan)
         self.matrix: FactoredGram = FactoredGram(data, strategy, context, self.scale)
-        self._owner, self._shift_of = context.temporary, data.dual_shift
+        self._context, self._shift_of = context, data.dual_shift
+        self._keeps, self._factors = strategy.keeps_factors, dict[int, Factor]()
+        """Factors that are kept, for standard deviations or further batches, by the numbers of their systems."""
+        self._is_deleted = not (self._keeps or context.storage.keeps)
+        """A system is deleted in the storage once it is solved: no run resumes it, and nothing takes its factor."""
 
     def solve(self, system: RidgeSystem) -> None:
         """Solve a system."""
-
-        def settle(x: Array) -> Array | None:
-            return self._take(system.columns, x)
-
-        solve = self.matrix.systems.solve_again if self._in_batches else self.matrix.systems.solve
-        check = solve(f"system-{system.number}", system.shift, system.right_sides, settle).check
-        assert check is not None
-        self._note(system.columns, check)
+        systems, group = self.matrix.systems, f"system-{system.number}"
+        factor = self._factors.get(system.number)
+        if factor is None:
+            factor = systems.factor(group, system.shift)
+        if self._keeps or self._in_batches:
+            self._factors[system.number] = factor
+        place = group
+        if self._in_batches:
+            place = f"{group}/batch"
+            systems.release(place)  # of the batch before, or of one that a killed run has not finished
+        solution = systems.solve(place, factor, system.shift, system.right_sides)
+        del factor  # whose memory the check may need
+        constants = self._take(system.columns, solution.x)
+        self._note(system.columns, systems.check(solution, constants))
+        if self._in_batches:
+            systems.release(place)
+        elif self._is_deleted:
+            systems.release(group)
 
     def release(self, alpha: float) -> None:
-        self.matrix.systems.release(f"system-{self._numbers[alpha]}")
+        if not self._keeps:
+            self._factors.pop(self._numbers[alpha], None)
+        if self._is_deleted:
+            self.matrix.systems.release(f"system-{self._numbers[alpha]}")
 
     def saved(self) -> Mapping[float, SavedPosterior]:
-        systems, found = self.matrix.systems, dict[float, SavedPosterior]()
-        for alpha, number in self._numbers.items() if systems.keeps_factors else ():
-            shift = self._shift_of(alpha)
-            factor, diagonal = systems.kept_factor(f"system-{number}", shift), systems.diagonal + shift
-            numbers = {"form": "dual", "tile": factor.grid.tile, "panel": factor.grid.panel}
-            arrays: dict[str, Rows] = {"factor": TriangleRows(factor), "diagonal": MemoryRows(diagonal[:, None])}
-            found[alpha] = SavedPosterior(numbers, arrays, Left(self.matrix.rows, self._owner))
+        found = dict[float, SavedPosterior]()
+        if not self._keeps:
+            return found
+        for alpha, number in self._numbers.items():
+            systems, shift, factor = self.matrix.systems, self._shift_of(alpha), self._factors.get(number)
+            if factor is None:  # an earlier run has solved all of its batches
+                factor = systems.factor(f"system-{number}", shift)
+            matrix, diagonal = factor.matrix, systems.diagonal + shift
+            numbers = {"form": "dual", "tile": matrix.grid.tile, "panel": matrix.grid.panel}
+            arrays: dict[str, Rows] = {"factor": TriangleRows(matrix), "diagonal": MemoryRows(diagonal[:, None])}
+            found[alpha] = SavedPosterior(numbers, arrays, Left(self.matrix.rows, self._context.temporary))
         return found
 
 
@@ -314,11 +337,11 @@ class IteratedDual(DualRidge):
 class CompleteFactor(Preconditioner):
     """(L Lᵀ)⁻¹ with a complete factor."""
 
-    factor: AppliedFactor
+    factor: Factor
     captures_constant = True
 
     def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:  # noqa: ARG002
-        return self.factor.apply(residuals)
+        return self.factor.solve(residuals)
 
 
 class FactoredDual(DualRidge):

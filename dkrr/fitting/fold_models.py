@@ -14,10 +14,10 @@ from dkrr.data import Rows
 from dkrr.errors import StoreError
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.fitted_function import FittedFunction
-from dkrr.fitting.prediction import check_predictions, predict_together, refuse_nan, shared_values
+from dkrr.fitting.prediction import check_predictions, predict_together, refuse_nan
 from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.sampled import centre_linear_parts
-from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
+from dkrr.kernels.fourier_grid import map_of_predictions
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.shifted_lists import ShiftedLists
 
@@ -147,9 +147,7 @@ class SavedFolds:
         request = replace(request.with_settings(form=self.form, store=None), outputs=targets)
         data = TrainingData.of(targets, shared_fields(request, request.problem()))
         data = centre_linear_parts(data)
-        phi = None if self.form == "dual" else data.feature_map
-        if isinstance(phi, FourierGrid) and request.settings.grid is not None:
-            phi = FourierZones(phi)
+        phi = None if self.form == "dual" or data.feature_map is None else map_of_predictions(data.feature_map)
         expected = data.n if phi is None else phi.dimension(data.rows.shape[1])
         if len(self.coef) != expected:
             raise StoreError(
@@ -204,7 +202,7 @@ def predictions_beside(
     The kernel is evaluated once for all functions that share it.
     """
     every = [*([] if mean is None else [mean]), *functions]
-    together = [every] if all(shared_values(every[0], one) for one in every[1:]) else [[one] for one in every]
+    together = [every] if all(every[0].shares_values(one) for one in every[1:]) else [[one] for one in every]
     found = [values for some in together for values in predict_together(some, rows, first, _check)]
     return (None, found) if mean is None else (found[0], found[1:])
 

@@ -18,15 +18,14 @@ from dkrr.data import MemoryRows, Rows
 from dkrr.fitting.context import Context
 from dkrr.fitting.costs.details import FourierSolve
 from dkrr.fitting.costs.fourier_costs import REFINED_RESIDUAL
-from dkrr.fitting.data import FitData, TrainingData
-from dkrr.fitting.grids import MIN_GRID_ALPHA
+from dkrr.fitting.data import TrainingData
 from dkrr.fitting.iteration import settings_of
 from dkrr.fitting.normal_rows import RIDGE, NormalRows
 from dkrr.fitting.primal_ridge import MAX_REFINEMENTS, MIN_GAIN
 from dkrr.fitting.results import Left, SavedPosterior, Solution
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
 from dkrr.kernels.map_base import MapKernel
-from dkrr.linalg.column_sources import GramColumns
+from dkrr.linalg.cross_gram import cross_gram
 from dkrr.linalg.fourier_normal import FourierNormalMatrix, even_modes, totals_of, update_dual_coefficients
 from dkrr.linalg.fourier_solvers import CGSolver, CholeskySolver, NormalSolver
 from dkrr.linalg.fourier_sums import FourierSums, sums_of_segment
@@ -38,24 +37,13 @@ from dkrr.text import plural
 
 Array = NDArray[np.float64]
 
-EXACT_ROWS, EXACT_BLOCK = 256, 2**15
-"""Rows on which the residual is measured with exact entries, where the error of a grid was asked for; and how many
-others they are compared with at once."""
+EXACT_ROWS = 256
+"""Rows on which the residual is measured with exact entries, where the error of a grid was asked for."""
 ROUNDING, SEEN = 5e-16, 2.0
 """Rounding of Φᵀα and of Φu, over √Σw: times k(x, x) ‖α‖₂, and times what is seen of it in Σα and the typical k(x, z).
 (Measured in long double: the sum of both is 1 to 10 times the error.)"""
 ENOUGH = 0.2
 """Residual over that of rounding at which α is not refined further."""
-
-
-def refused_alpha(plan: Plan, data: FitData) -> str:
-    """Why a plan with a grid cannot be carried out, since rounding of the sums leaves nothing of λ; empty if it can."""
-    if not isinstance(data.feature_map, FourierGrid) or not plan.chosen.method.is_of_grids:
-        return ""
-    total = data.n if data.weights is None else float(data.weights.sum())
-    least = MIN_GRID_ALPHA * data.feature_map.grid(data.rows.shape[1]).unit * total
-    alpha = min(plan.problem.alphas)
-    return f"alpha = {alpha:g} is below {least:.1e}, the rounding of sums over the rows" if alpha < least else ""
 
 
 def _over(norms: Array, sizes: Array) -> Array:
@@ -225,11 +213,8 @@ class FourierRidge:
         some = np.sort(np.random.default_rng(0).permutation(data.n)[:EXACT_ROWS])
         weights = np.ones(len(some)) if data.weights is None else data.weights[some]
         some, weights = some[weights > 0], weights[weights > 0, None]
-        columns = GramColumns(self._phi.base.resolved(data.rows.shape[1]), data.rows)
-        taken, values = columns.select_columns(some), np.zeros((len(some), len(data.alphas)))
-        for start in range(0, data.n, EXACT_BLOCK):
-            here = slice(start, min(start + EXACT_BLOCK, data.n))
-            values += columns.block(here, taken).T @ dual_coef[here]
+        cross = cross_gram(self._phi.base.resolved(data.rows.shape[1]), data.rows)
+        values = cross.times(data.rows.take(some), dual_coef)
         targets = data.targets[some] - intercept
         left = targets - values - data.alphas * dual_coef[some] / weights
         relative = column_norms(np.sqrt(weights) * left) / np.maximum(column_norms(np.sqrt(weights) * targets), 1e-300)

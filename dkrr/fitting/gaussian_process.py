@@ -10,21 +10,18 @@ D. A. Harville, "Maximum likelihood approaches to variance component estimation 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr import blas
-from dkrr.cluster.process import usable_threads
 from dkrr.data import Rows
-from dkrr.data.rows import check_finite, dense
+from dkrr.data.rows import check_finite
 from dkrr.errors import InputError, warn_inaccurate
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData
+from dkrr.fitting.fitted_function import PREDICTED_ROWS
 from dkrr.fitting.fold_models import FoldModels
-from dkrr.fitting.prediction import PREDICTED_ROWS
 from dkrr.fitting.results import SavedPosterior
 from dkrr.kernels import Kernel
 from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, VarianceBounds
@@ -181,42 +178,3 @@ def warn_of_width(widths: list[Array], n_rows: int, remedy: str) -> None:
 def diagonal_of(kernel: Kernel, x: Any) -> Array:
     """k(x, x), of shape (m,)."""
     return np.asarray(kernel.diagonal(x), np.float64)  # 0 for zero rows of a cosine
-
-
-def cross_of(kernel: Kernel, training: Rows, x: Any, scale: Array | None) -> Array:
-    """C K(X, x) between the training rows and others, of shape (n, m).
-
-    Computed in squares of one size, so that an entry has the same bits in blocks of any height, and in threads: BLAS's
-    own would not share elementwise work, and would wait for those of the substitution before.
-    """
-    n, m = training.shape[0], x.shape[0]
-    cross = np.empty((n, m))
-
-    def fill(start: int) -> None:
-        stop = min(start + PREDICTED_ROWS, n)
-        left = training.read(start, stop)
-        for first in range(0, m, PREDICTED_ROWS):
-            columns = slice(first, min(first + PREDICTED_ROWS, m))
-            kernel(left, x[columns], out=cross[start:stop, columns])
-        if scale is not None:
-            cross[start:stop] *= scale[start:stop, None]
-
-    starts, threads = range(0, n, PREDICTED_ROWS), usable_threads()
-    if min(len(starts), threads) == 1:
-        for start in starts:
-            fill(start)
-        return cross
-    with blas.one_thread(), ThreadPoolExecutor(threads) as pool:
-        list(pool.map(fill, starts))
-    return cross
-
-
-def product_of(kernel: Kernel, training: Rows, x: Any, coef: Array) -> Array:
-    """K(x, X) V of some rows, of shape (m, columns of V); for a precomputed kernel x is K(x, X)."""
-    if kernel.is_precomputed:
-        return blas.product(dense(x), coef)
-    found = np.zeros((x.shape[0], coef.shape[1]))
-    for start in range(0, training.shape[0], PREDICTED_ROWS):
-        stop = min(start + PREDICTED_ROWS, training.shape[0])
-        found += kernel(x, training.read(start, stop)) @ coef[start:stop]
-    return found

@@ -1,28 +1,29 @@
 """The Gram matrix of a fit: multiplied, or factored in float64 or in float32, in memory or in a store.
 
-Where factors are and how they are applied is for `fitting.direct`; here is what is factored, and in which precision.
+Where factors are and how they solve is for `linalg.factor` and `fitting.direct`; here is what is factored, and in
+which precision.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr import blas
 from dkrr.data import Rows
 from dkrr.data.rows import dense
 from dkrr.errors import Float32BreakdownError, NotPositiveDefiniteError
 from dkrr.fitting.context import Context
 from dkrr.fitting.costs.details import Direct, Float32Factor, Iterative
 from dkrr.fitting.data import FitData
-from dkrr.fitting.direct import DirectSystems, MemorySystems, TiledSystems, tile_threads
+from dkrr.fitting.direct import MemorySystems, TiledSystems, TileSystems, tile_threads
 from dkrr.fitting.kept_preconditioner import KeptPreconditioner
 from dkrr.fitting.sampled import with_stored_arrays
 from dkrr.kernels import Kernel
 from dkrr.linalg.column_sources import ColumnSource, GramColumns, MatrixColumns
+from dkrr.linalg.cross_gram import BLOCK_ROWS, cross_gram
+from dkrr.linalg.factor import DirectSystems, Factor, ScaledFactor
 from dkrr.linalg.float32_tiles import (
     MAX_ROUNDING_RATIO,
     RoundedTiles,
@@ -43,7 +44,7 @@ from dkrr.linalg.sources import (
     refuse_asymmetry,
     symmetry_tasks,
 )
-from dkrr.linalg.substitution import LocalFactor, ScaledFactor, SharedFactor
+from dkrr.linalg.square import SquareMatrix
 from dkrr.planning.strategy import Tiling
 from dkrr.store import TileGrid
 
@@ -55,7 +56,7 @@ SYMMETRY_TILE = 512
 RESIDUAL_TILE = 2048
 """Most rows of the tiles that are formed to check a solution."""
 PRODUCT_ENTRIES = 2**22
-"""Entries of K that are in memory at once for some rows of a product."""
+"""Entries of a precomputed K that are in memory at once for some rows of a product."""
 
 
 class GramMatrix(ABC):
@@ -73,12 +74,12 @@ class GramMatrix(ABC):
         self, data: FitData, context: Context, tiling: Tiling, scale: Array | None, *, keeps_rows: bool = False
     ) -> None:
         kernel, tile = data.kernel, tiling.tile
-        self.n, self._scale, self._context = data.n, scale, context
-        self._grid = TileGrid(self.n, tile, tiling.panel)
+        self._tiling, self._scale, self._context = tiling, scale, context
+        self._rows = context.whole_rows(data, tiling.panel, stay=keeps_rows and not kernel.is_precomputed)
+        self.n = self._rows.shape[0]
+        self._kernel = kernel if kernel.is_plain else with_stored_arrays(kernel, context)
         self._tiles: Callable[..., TileSource]
         self._columns: ColumnSource
-        self._rows = context.whole_rows(data, tiling.panel, stay=keeps_rows and not kernel.is_precomputed)
-        self._kernel = with_stored_arrays(kernel, context)
         if kernel.is_precomputed:
             side = min(tile, SYMMETRY_TILE) if self._rows.is_in_memory else tile
             tasks = symmetry_tasks(self._rows, TileGrid(self.n, side, side))
@@ -88,6 +89,10 @@ class GramMatrix(ABC):
         else:
             self._tiles = partial(GramTiles, self._kernel, self._rows)
             self._columns = GramColumns(self._kernel, self._rows)
+
+    @cached_property
+    def _grid(self) -> TileGrid:
+        return TileGrid(self.n, self._tiling.tile, self._tiling.panel)
 
     @property
     def rows(self) -> Rows:
@@ -112,12 +117,15 @@ class GramMatrix(ABC):
         -------
         ndarray of shape (k, t)
         """
-        taken, total = self._columns.select_columns(index), np.zeros((len(index), coef.shape[1]))
-        height = max(1, PRODUCT_ENTRIES // max(len(index), 1))
-        for start in range(0, self.n, height):
-            rows = slice(start, min(start + height, self.n))
-            total += np.asarray(self._columns.block(rows, taken)).T @ coef[rows]
+        cross, total = cross_gram(self._kernel, self._rows), np.empty((len(index), coef.shape[1]))
+        for here in self._blocks_of(index):
+            total[here] = cross.times(self._rows.take(index[here]), coef)
         return total
+
+    def _blocks_of(self, index: NDArray[np.intp]) -> Iterator[slice]:
+        """Cut numbers of rows into blocks; those of a precomputed matrix have PRODUCT_ENTRIES entries."""
+        height = max(1, PRODUCT_ENTRIES // self.n) if self._kernel.is_precomputed else BLOCK_ROWS
+        return (slice(start, start + height) for start in range(0, len(index), height))
 
     def spanned(self, index: NDArray[np.intp], coef: Array) -> Array:
         """Product K[:, S] V of some columns of the matrix without c, in float64 in threads of the calling process.
@@ -133,17 +141,10 @@ class GramMatrix(ABC):
         -------
         ndarray of shape (n, t)
         """
-        taken, out = self._columns.select_columns(index), np.empty((self.n, coef.shape[1]))
-        threads = self._context.threads
-        height = max(1, PRODUCT_ENTRIES // (threads * max(len(index), 1)))
-
-        def multiply(start: int) -> None:
-            rows = slice(start, min(start + height, self.n))
-            blas.gemm(out[rows], np.ascontiguousarray(self._columns.block(rows, taken)), coef)
-
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(multiply, range(0, self.n, height)))
-        return out
+        cross, total = cross_gram(self._kernel, self._rows), np.zeros((self.n, coef.shape[1]))
+        for here in self._blocks_of(index):
+            total += cross.adjoint_times(self._rows.take(index[here]), coef[here], self._context.threads)
+        return total
 
     @abstractmethod
     def operator(self) -> Operator:
@@ -191,20 +192,24 @@ class FactoredGram(GramMatrix):
     @cached_property
     def systems(self) -> DirectSystems:
         """The matrix as a direct solver takes it."""
-        context, grid, source = self._context, self._grid, self._scaled_tiles()
-        keeps, at_once = self._strategy.keeps_factors, self._strategy.tiling.columns_per_task
+        context, strategy = self._context, self._strategy
+        if context.in_memory and isinstance(strategy, Direct) and strategy.tiling.tile >= self.n:
+            return SquareMatrix.of_kernel(self._kernel, self._rows, self._scale, context.progress)
+        grid, source = self._grid, self._scaled_tiles()
         if not context.in_memory:
-            return TiledSystems(source, grid, at_once, self.scaled_diagonal, context, keeps)
-        if not self._strategy.keeps_matrix:
-            return MemorySystems(source, grid, self.scaled_diagonal, context, keeps_factors=keeps)
+            return TiledSystems(source, grid, strategy.tiling.columns_per_task, self.scaled_diagonal, context)
+        if not strategy.keeps_matrix:
+            return MemorySystems(source, grid, self.scaled_diagonal, context)
         with context.progress.stage("Gram matrix", 1.0), tile_threads(grid, context.threads) as executor:
             kept = InMemoryMatrix.of_source(source, grid, executor, context.progress)
-            return MemorySystems.of(kept, context, keeps_factors=keeps)
+            return MemorySystems(kept, grid, kept.diagonal, context)
 
     def operator(self) -> Operator:
-        if isinstance(self.systems.source, InMemoryMatrix):
-            return self.systems.source
-        strategy = self._strategy
+        systems, strategy = self.systems, self._strategy
+        if isinstance(systems, SquareMatrix):
+            return systems
+        if isinstance(systems, MemorySystems) and isinstance(systems.source, InMemoryMatrix):
+            return systems.source
         return self._operator(
             self._tiles(), tile=strategy.products_tile if isinstance(strategy, Float32Factor) else None
         )
@@ -215,8 +220,8 @@ class FactoredGram(GramMatrix):
         shifts: Array,
         family: str,  # noqa: ARG002
         details: Sequence[str],
-    ) -> list[Callable[[Array], Array]]:
-        """Factor the matrix + diag(s) for every column of shifts, and return what solves with them.
+    ) -> list[Factor]:
+        """Factor the matrix + diag(s) for every column of shifts.
 
         Parameters
         ----------
@@ -228,7 +233,8 @@ class FactoredGram(GramMatrix):
         details : sequence of str
             Which of several factors these are, for the display of the progress.
         """
-        return self.systems.factors(groups, shifts, details)
+        each = zip(groups, np.ascontiguousarray(shifts.T), details, strict=True)
+        return [self.systems.factor(group, shift, detail) for group, shift, detail in each]
 
     def residual(self, shift: Array, right_sides: Array, solution: Array) -> float:
         """Largest true relative residual ‖B − (A + diag(s)) X‖ / ‖B‖ of a column, A the matrix with c."""
@@ -239,7 +245,7 @@ class FactoredGram(GramMatrix):
 
     def release(self, group: str) -> None:
         """Give up a factor that is not needed any more."""
-        self.systems.discard(group)
+        self.systems.release(group)
 
 
 class GramOperator(GramMatrix):
@@ -313,8 +319,6 @@ class GramOperator(GramMatrix):
         return factor
 
 
-AppliedFactor = LocalFactor | SharedFactor | ScaledFactor
-
 TOO_SMALL = (
     "λ is too small for a factor in float32: its rounding is {ratio:.1g} of the smallest eigenvalue that λ ensures, "
     "more than " + f"{MAX_ROUNDING_RATIO:g}"
@@ -333,7 +337,7 @@ class Float32Gram(FactoredGram):
     In a store, factors of a family that float32 does not hold are in float64. In memory one may have no place.
     """
 
-    def factor(self, group: str, shift: Array, family: str, detail: str = "") -> AppliedFactor:
+    def factor(self, group: str, shift: Array, family: str, detail: str = "") -> Factor:
         """Factor the matrix + diag(s).
 
         Parameters
@@ -362,12 +366,14 @@ class Float32Gram(FactoredGram):
                 except NotPositiveDefiniteError as error:
                     refusal = BROKE_DOWN.format(row=error.row)
             self.give_up(group, family, refusal)
-        return self.systems.applied(group, shift, "float64", detail)
+        return self.systems.factor(group, shift, detail)
 
-    def _in_float32(self, group: str, shift: Array, detail: str) -> AppliedFactor:
-        source, scaled_shift, scale = self._rounded(group, shift)
+    def _in_float32(self, group: str, shift: Array, detail: str) -> Factor:
+        systems = self.systems
+        assert isinstance(systems, TileSystems)
+        source, scaled_shift, scale = self._rounded(group, shift, systems.source)
         detail = f"{detail}, float32" if detail else "float32"
-        factor = self.systems.applied(group, scaled_shift, "float32", detail, source)
+        factor = systems.rounded_factor(group, scaled_shift, source, detail)
         return factor if scale is None else ScaledFactor(factor, scale)
 
     def give_up(self, group: str, family: str, reason: str) -> None:
@@ -389,11 +395,9 @@ class Float32Gram(FactoredGram):
         reason = self._context.storage.note(f"{family}-broken")
         return "" if reason is None else FACTORING_IN_FLOAT64.format(reason=reason)
 
-    def factors(
-        self, groups: Sequence[str], shifts: Array, family: str, details: Sequence[str]
-    ) -> list[Callable[[Array], Array]]:
+    def factors(self, groups: Sequence[str], shifts: Array, family: str, details: Sequence[str]) -> list[Factor]:
         each = zip(groups, np.ascontiguousarray(shifts.T), details, strict=True)
-        return [self.factor(group, shift, family, detail).apply for group, shift, detail in each]
+        return [self.factor(group, shift, family, detail) for group, shift, detail in each]
 
     def _refusal(self, shift: Array) -> str:
         """Reason against a factor in float32 that nobody requested, known before the work; empty without one."""
@@ -403,9 +407,9 @@ class Float32Gram(FactoredGram):
         ratio = rounding_ratio(self.n, least_relative_shift(self.scaled_diagonal, shift))
         return "" if ratio <= MAX_ROUNDING_RATIO else TOO_SMALL.format(ratio=ratio)
 
-    def _rounded(self, group: str, shift: Array) -> tuple[TileSource, Array, Array | None]:
+    def _rounded(self, group: str, shift: Array, source: TileSource) -> tuple[TileSource, Array, Array | None]:
         """Tiles of P A P, P s P and P; None for P where all of it is 1."""
-        source, scale = self.systems.source, rounding_scale(self.scaled_diagonal + shift)
+        scale = rounding_scale(self.scaled_diagonal + shift)
         if scale is None and self._scale is None and self._kernel.has_unit_diagonal:
             return source, shift, None  # no entry is out of range, and kernels compute in float32
         ones = np.ones((self.n, 1)) if scale is None else scale

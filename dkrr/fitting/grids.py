@@ -1,13 +1,12 @@
-"""The Fourier grid of a fit: the box of its rows, and whether a grid takes less time than the dual form.
+"""Fourier grids of fits: the box of the rows, and the grid in it, if there is one.
 
 A grid is known once all rows were looked at. So the dual form is planned first, and where that is not soon done the box
-is found, and both are compared.
+is found, and both are compared (`dkrr.fitting.request_plans`).
 """
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,32 +14,23 @@ from numpy.typing import NDArray
 from dkrr.cluster.process import usable_threads
 from dkrr.data import Rows
 from dkrr.data.rows import check_finite, dense
-from dkrr.errors import DkrrError, InputError, PlanError, WrongStoreError
-from dkrr.fitting.costs.fourier_costs import REFINED_RESIDUAL, refusal
+from dkrr.errors import DkrrError, InputError
+from dkrr.fitting.costs.fourier_costs import REFINED_RESIDUAL, lost_alpha, refusal
 from dkrr.kernels.fourier_grid import SERIES_ROUNDING, FourierGrid, grid_columns
-from dkrr.kernels.nonuniform import MISSING, is_available
-from dkrr.planning import Plan
+from dkrr.kernels.nonuniform import MISSING
+from dkrr.planning.facts import Box
 from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import Reason
-from dkrr.planning.resources import Resources
 from dkrr.text import format_seconds
 
-SOON_SECONDS = 0.02
-"""A fit in dual form that takes no longer is not compared with a grid."""
-DECISIVE_SPEEDUP = 5.0
-"""By how much a grid must beat the dual form for its spectrum not to be estimated."""
 MAX_FEATURES = 400_000
 """Most features of a grid that is priced."""
-MIN_GRID_ALPHA = 1e-14
-"""λ over Σ w k(x, x) below which rounding of the sums leaves nothing of it."""
 MIN_GRID_ERROR = 1e-18
 """Smallest error of a grid, relative to k(x, x): to certify less would cost more than it is worth."""
 SCANNED_ROWS, SCANNED_BYTES = 2**18, 2**26
 """Rows that are looked at together."""
 
 Array = NDArray[np.float64]
-Box = tuple[tuple[float, float], ...]
-"""Smallest and largest value of the rows in every column of a grid."""
 
 
 def box_of(rows: Rows, columns: tuple[int, ...]) -> Box:
@@ -102,65 +92,31 @@ def may_have_grid(p: Problem) -> bool:
     return ((p.solver is None and p.tile is None) or asked == "primal") and bool(grid_columns(p.kernel, p.d))
 
 
-def try_dual_plan(p: Problem, plan_of: Callable[[Problem], Plan]) -> Plan | DkrrError:
-    """Plan in dual form; or why there is none."""
-    try:
-        return plan_of(p)
-    except (PlanError, InputError, WrongStoreError) as error:  # the primal form was asked for, or begun
-        return error
+class GridInBox(NamedTuple):
+    """Features of a grid in the box of all rows, or why there are none."""
 
+    features: FourierGrid | None
+    text: Reason
+    """Description of the grid; or why there is none."""
+    box: Box
 
-def is_worth_scanning(dual: Plan | DkrrError) -> bool:
-    """Whether a plan in dual form takes long enough to pay for a scan of the rows for their box."""
-    return isinstance(dual, DkrrError) or dual.seconds > SOON_SECONDS
+    def refused(self, why: object) -> Reason:
+        """Why a plan with the grid is not possible."""
+        return Reason("grid-refused", f"{self.text} is not possible: {why}")
 
+    def finufft_missing(self, seconds: float) -> Reason:
+        """Why another form is taken: what a grid needs is not installed."""
+        return Reason("finufft-missing", f"{self.text} would take about {format_seconds(seconds)}: {MISSING}")
 
-def choose_cheaper_form(
-    dual: Plan | DkrrError, p: Problem, r: Resources, box: Box, make_plan: Callable[[Problem, Resources], Plan]
-) -> Plan:
-    """The plan in dual form, or that with a grid if it takes less time.
+    def is_slower(self, seconds: float) -> Reason:
+        """Why another form is taken: it takes less time than a grid."""
+        text = f"{self.text} {_in_box(self.box)} would take about {format_seconds(seconds)}"
+        return Reason("grid-is-slower", text)
 
-    Parameters
-    ----------
-    dual : Plan or PlanError
-        Or why there is none.
-    p : Problem
-    r : Resources
-    box : Box
-    make_plan : callable
-
-    Raises
-    ------
-    PlanError
-        If neither is possible.
-    """
-    gridded, reason = with_fourier_features(p, box, error_for(p))
-    plan = None
-    if gridded is not None:
-        try:
-            plan = make_plan(gridded, r)
-        except PlanError as error:
-            reason = Reason("grid-refused", f"{reason} is not possible: {error}")
-    if plan is not None:
-        if not is_available():
-            reason = finufft_missing(reason, plan.seconds)
-        elif isinstance(dual, Plan) and dual.seconds <= plan.seconds:
-            reason = grid_is_slower(reason, plan.seconds, box)
-        else:
-            return _explained(plan, p, dual, reason)
-    if isinstance(dual, DkrrError):
-        raise type(dual)(f"{dual}; {reason}") from dual
-    return dual.noted(reason)
-
-
-def finufft_missing(grid: Reason, seconds: float) -> Reason:
-    """Why another form is taken: what a grid needs is not installed."""
-    return Reason("finufft-missing", f"{grid} would take about {format_seconds(seconds)}: {MISSING}")
-
-
-def grid_is_slower(grid: Reason, seconds: float, box: Box) -> Reason:
-    """Why another form is taken: it takes less time than a grid."""
-    return Reason("grid-is-slower", f"{grid} {_in_box(box)} would take about {format_seconds(seconds)}")
+    def chosen(self, n: int, dual_seconds: float | None = None) -> Reason:
+        """Why the form is primal, of `n` rows, where the dual form would take a given time."""
+        against = "" if dual_seconds is None else f"; dual would take about {format_seconds(dual_seconds)}"
+        return Reason(self.text.code, f"primal, by {self.text} against n = {n:,} rows{against}; form='dual' opts out")
 
 
 def _in_box(box: Box) -> str:
@@ -168,42 +124,27 @@ def _in_box(box: Box) -> str:
     return f"in the box of all rows, {' × '.join(f'{high - low:.3g}' for low, high in box)},"
 
 
-def with_fourier_features(p: Problem, box: Box, error: float) -> tuple[Problem | None, Reason]:
-    """The problem with a grid, and its description; or None, and why there is none."""
+def grid_in_box(p: Problem, error: float) -> GridInBox:
+    """Grid of the kernel in the box of the rows, which is known."""
+    box = p.facts.box
+    assert box is not None
     try:
         phi = FourierGrid(p.kernel, error, box)
-        side, grid = phi.dimension(p.d), phi.grid(p.d)
-        least = MIN_GRID_ALPHA * grid.unit * (p.n if p.total_weight is None else p.total_weight)
-        if refused := refusal(p, side):
-            why = refused
+        side = phi.dimension(p.d)
+        if why := refusal(p, side):
+            pass
         elif side > MAX_FEATURES:
             why = f"it takes {side:,} features {_in_box(box)}, and at most {MAX_FEATURES:,} are considered"
-        elif min(p.alphas) < least:
-            why = f"alpha = {min(p.alphas):g} is below {least:.1e}, the rounding of sums over the rows"
         else:
-            reason = Reason(
-                "fourier-grid", f"a Fourier grid of {side:,} features (entries of K within {grid.bound:.1e})"
-            )
-            return replace(p, feature_map=phi).with_form("primal", _primal_by(reason, p)), reason
+            why = lost_alpha(p.with_features(phi))
+        if not why:
+            bound = f"entries of K within {phi.grid(p.d).bound:.1e}"
+            return GridInBox(phi, Reason("fourier-grid", f"a Fourier grid of {side:,} features ({bound})"), box)
     except DkrrError as error_of_grid:
         why = str(error_of_grid)
-    return None, Reason("grid-refused", f"no Fourier grid, since {why}")
-
-
-def _primal_by(grid: Reason, p: Problem, against: str = "") -> Reason:
-    """Why the form is primal: by a grid, where the user has not said otherwise."""
-    return Reason(grid.code, f"primal, by {grid} against n = {p.n:,} rows{against}; form='dual' opts out")
+    return GridInBox(None, Reason("grid-refused", f"no Fourier grid, since {why}"), box)
 
 
 def error_for(p: Problem) -> float:
     """Error of a grid that hardly counts in the residual of the dual system."""
     return min(SERIES_ROUNDING, max(MIN_GRID_ERROR, 0.1 * REFINED_RESIDUAL * min(p.alphas) / p.n))
-
-
-def _explained(plan: Plan, p: Problem, dual: Plan | DkrrError, reason: Reason) -> Plan:
-    """Plan with a grid, and what it was compared with."""
-    compared = (dual.chosen, *dual.rejected) if isinstance(dual, Plan) else ()
-    against = f"; dual would take about {format_seconds(dual.seconds)}" if isinstance(dual, Plan) else ""
-    form = _primal_by(reason, p, against)
-    problem = replace(plan.problem, form=p.form, because=replace(plan.problem.because, form=form))
-    return replace(plan, problem=problem, compared=compared)

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from dkrr.cluster import Progress
 from dkrr.errors import InputError, warn_inaccurate
 from dkrr.fitting.context import Context, open_context, progress_of
+from dkrr.fitting.costs.fourier_costs import lost_alpha
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.fourier_ridge import ROUNDING as GRID_ROUNDING
-from dkrr.fitting.fourier_ridge import refused_alpha
 from dkrr.fitting.grids import refuse_outside
 from dkrr.fitting.primal_ridge import INEXACT_PREDICTIONS
 from dkrr.fitting.primal_rows import PrimalRows
@@ -128,19 +128,19 @@ def _summing(
     outputs = request.outputs
     assert isinstance(outputs, Targets)
     if known is not None:
-        request = request.with_settings(kernel=known.drawn, grid=known.space.grid)
+        request = replace(request.with_settings(kernel=known.drawn), features=known.space.grid)
     request, plan = plan_of_sums(request)
     progress = progress_of(show, plan.seconds)
     if is_drawn(plan.problem.kernel):
         drawn = with_sampled_maps(plan.problem.kernel, request.rows, progress)
         request, plan = plan_of_sums(request.with_settings(kernel=drawn))
-    data = TrainingData.of(outputs, shared_fields(request, plan.problem))
+    data = TrainingData.of(outputs, shared_fields(request, plan.priced))
     data = centre_linear_parts(data) if known is None else replace(data, **known.space._asdict())
     space = Space(data.kernel, data.feature_map, data.centring, data.fit_intercept)
     if space.grid is not None:
         refuse_outside(data.rows, space.grid)
-    if lost := refused_alpha(plan, data):
-        raise InputError(f"{lost} on a Fourier grid; expected a larger alpha")
+        if lost := lost_alpha(plan.priced):
+            raise InputError(f"{lost} on a Fourier grid; expected a larger alpha")
     weights = np.ones(data.n) if data.weights is None else data.weights[data.weights > 0]
     powers = np.bincount(np.frexp(weights)[1] + LARGEST_POWER, minlength=2 * LARGEST_POWER)
     with open_context(plan, None, progress) as context:

@@ -237,7 +237,7 @@ def _minimise(
     if checkpoints is not None and path.newton is not None:
         progress.note(checkpoints.damage or f"resuming after Newton step {path.newton.step}")
     if start is None:
-        n, m = plan.problem.matrix_size(plan.form), data.likelihood.n_columns
+        n, m = plan.priced.matrix_size(plan.form), data.likelihood.n_columns
         start = Point(np.zeros((n, m)), np.zeros(m))
     for alpha in data.alphas[len(path.done) :]:
         begun = time.perf_counter()

@@ -13,11 +13,12 @@ from dkrr.data import scan
 from dkrr.fitting.context import Context
 from dkrr.fitting.costs.details import Direct, Iterative
 from dkrr.fitting.data import FitData, TrainingData
-from dkrr.fitting.direct import DirectSystems, MemorySystems, TiledSystems
+from dkrr.fitting.direct import MemorySystems, TiledSystems
 from dkrr.fitting.reference import checked_sums, reference_of
 from dkrr.fitting.sampled import with_stored_arrays
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.cholesky import check_diagonal
+from dkrr.linalg.factor import DirectSystems
 from dkrr.linalg.in_memory_cholesky import InMemoryMatrix
 from dkrr.linalg.normal import (
     NormalOperator,
@@ -35,6 +36,7 @@ from dkrr.linalg.normal import (
 from dkrr.linalg.passes import Design, Segment
 from dkrr.linalg.products import column_sizes
 from dkrr.linalg.sources import FormedTiles, Vectors, tile_diagonal
+from dkrr.linalg.square import SquareMatrix
 from dkrr.store import ChunkedArray, TileGrid
 
 Array = NDArray[np.float64]
@@ -155,7 +157,7 @@ class FormedRows(NormalRows):
         self, strategy: Direct, data: TrainingData, context: Context, means: Array | None, target_totals: Array
     ) -> None:
         super().__init__(data, context, strategy.row_block, RIDGE, data.targets, means)
-        self._tiling, parts, self._keeps_factors = strategy.tiling, strategy.row_parts, strategy.keeps_factors
+        self._tiling, parts = strategy.tiling, strategy.row_parts
         self._grid, self._target_totals = TileGrid(self.dimension, self._tiling.tile, self._tiling.panel), target_totals
         if self._context.in_memory:
             self._cut = self._spread = self.segments(parts, by_blocks=False)
@@ -190,7 +192,10 @@ class FormedRows(NormalRows):
                 subtract_outer(matrix, outer)
             for i in range(grid.n_tiles):
                 mirror_lower(matrix.tile_buffer(i, i))
-            return MemorySystems.of(InMemoryMatrix(matrix), context, keeps_factors=self._keeps_factors), moments
+            if grid.n_tiles == 1:
+                return SquareMatrix(matrix.tile_buffer(0, 0), context.progress), moments
+            whole = InMemoryMatrix(matrix)
+            return MemorySystems(whole, grid, whole.diagonal, context), moments
         storage, width = context.stored, self._targets.shape[1] + self._is_centred
         parts = NormalParts(
             segments=self._cut,
@@ -210,7 +215,7 @@ class FormedRows(NormalRows):
         values = context.run_tasks("diagonal", tasks)
         diagonal = np.concatenate([values[t.key] for t in tasks])
         at_once = self._tiling.columns_per_task
-        return TiledSystems(source, grid, at_once, diagonal, context, self._keeps_factors), moments
+        return TiledSystems(source, grid, at_once, diagonal, context), moments
 
     def _centred(self, moments: Array) -> tuple[Array, Array]:
         """Moments of the centred features, (D, t), from those of a pass, and v, (D,); `centre` becomes their means.

@@ -19,6 +19,7 @@ from dkrr.fitting.iteration import settings_of
 from dkrr.fitting.normal_rows import NormalRows
 from dkrr.linalg.curvature import ByCompleteFactors, NewtonPreconditioners, Solve
 from dkrr.linalg.dual_objective import DualObjective
+from dkrr.linalg.factor import Factor
 from dkrr.linalg.fourier_likelihood import FourierLikelihoodPass, near_pass
 from dkrr.linalg.likelihood import WeightedLikelihood
 from dkrr.linalg.likelihood_passes import LikelihoodPass
@@ -64,11 +65,11 @@ class StepFactors(ByCompleteFactors):
         self._groups += groups
         details = [f"model {model + 1}" for model in models]
         with self.context.progress.measured("factorisation"):
-            return [partial(self._apply, s) for s in self.matrix.factors(groups, shifts, "newton", details)]
+            return [partial(self._solve, one) for one in self.matrix.factors(groups, shifts, "newton", details)]
 
-    def _apply(self, solve: Solve, residuals: Array) -> Array:
+    def _solve(self, factor: Factor, residuals: Array) -> Array:
         with self.context.progress.measured("substitution"):
-            return solve(residuals)
+            return factor.solve(residuals)
 
     def end_step(self) -> None:
         while self._groups:

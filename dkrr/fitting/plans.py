@@ -30,8 +30,7 @@ from dkrr.data import Rows, as_rows, in_memory, table_or_value, with_columns
 from dkrr.data.open import is_in_blocks, place_of_targets
 from dkrr.data.rows import scan
 from dkrr.errors import InputError, InputTypeError
-from dkrr.fitting.grids import Box
-from dkrr.fitting.request_plans import measured_plan, plan_for_rows, plan_in_box
+from dkrr.fitting.request_plans import FitChoice, settled
 from dkrr.fitting.requests import (
     INTERVAL_FOLDS,
     Settings,
@@ -49,14 +48,14 @@ from dkrr.fitting.requests import (
 from dkrr.fitting.sampled import with_bounding_box
 from dkrr.fitting.search_plans import search_plan, within_store
 from dkrr.kernels import Kernel
-from dkrr.kernels.columns import encodes, learns
+from dkrr.kernels.columns import learns
 from dkrr.kernels.fourier_grid import grid_columns
 from dkrr.kernels.kernel_features import feature_map, is_drawn, refuse_more_components_than_rows
 from dkrr.kernels.names import candidate_grid, candidate_settings, warn_of_unused
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
 from dkrr.machine.detection import detect
-from dkrr.machine.measures import with_measured_kernel
 from dkrr.planning import Plan
+from dkrr.planning.facts import Box
 from dkrr.planning.predictions import PredictionPlan
 from dkrr.planning.problem import Problem
 from dkrr.planning.searches import SelectionPlan
@@ -323,7 +322,7 @@ def plan(
     (256, True)
     >>> sizes = {"n_samples": 10**8, "n_features": 2}  # positions within a unit square
     >>> plan = dkrr.plan(**sizes, kernel="rbf", gamma=50.0, extent=1.0)
-    >>> plan.form, plan.problem.dimension < 3000
+    >>> plan.form, plan.dimension < 3000
     ('primal', True)
     >>> kernels = {"kernel": ["rbf", "laplacian"], "gamma": [0.1, 0.2]}
     >>> plan = dkrr.plan(n_samples=2000, n_features=9, alphas=[0.1, 1.0], cv=5, **kernels)  # a search
@@ -348,7 +347,7 @@ def plan(
     X, y, sample_weight = with_columns(X, y, sample_weight)
     if transformer is not None:
         X = _transformed(transformer, X, value, memory_limit)
-    elif X is not None and encodes(value):
+    elif X is not None and value.encodes:
         X = in_memory(X)
         kernels = [one.fitted(X) for one in kernels]
         value = kernels[0]
@@ -413,10 +412,7 @@ def plan(
         ]
         return search_plan(every, of_kernels, rows, resources, fractions, tol, left=left)
     problem = _problem(rows, value, n, d, fields | left | {"folds_are_fitted": n_folds > 0 and is_learning})
-    if rows is not None:
-        return plan_for_rows(problem, rows, resources, box)
-    problem = with_measured_kernel(problem, None)
-    return measured_plan(problem, resources) if box is None else plan_in_box(problem, resources, box)
+    return settled(FitChoice(problem.measured(box=box), resources), rows)
 
 
 def _sizes(n_samples: Any, n_features: Any) -> tuple[int, int]:

@@ -15,28 +15,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.cluster import Progress
+from dkrr.cluster.process import usable_threads
 from dkrr.data import Rows
 from dkrr.errors import warn_inaccurate
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import TrainingData, shared_fields
+from dkrr.fitting.fitted_function import PREDICTED_ROWS
 from dkrr.fitting.gaussian_process import (
     Array,
     Estimate,
     Numbers,
     Posterior,
     checked_blocks,
-    cross_of,
     diagonal_of,
     warn_of_width,
 )
 from dkrr.fitting.gram import GramOperator
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of
 from dkrr.fitting.posterior_plans import plan_iterations
-from dkrr.fitting.prediction import PREDICTED_ROWS
 from dkrr.fitting.request_plans import with_spectrum
 from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.linalg.conjugate_gradient import Iteration
+from dkrr.linalg.cross_gram import ComputedCrossGram
 from dkrr.linalg.iteration_state import State
 from dkrr.linalg.preconditioners import Fixed, Identity, LowRank
 from dkrr.linalg.products import Operator, column_sizes
@@ -108,9 +109,8 @@ class IteratedPosterior(Posterior):
         constant = self._known[1] if self.data.fit_intercept else None  # its bounds are certified
         with self._opened(rows.shape[0]) as run:
             for where, x in checked_blocks(rows, first, run.width):
-                found = run.variances(
-                    cross_of(self.kernel, run.matrix.rows, x, self._scale), diagonal_of(self.kernel, x), constant
-                )
+                cross = ComputedCrossGram(self.kernel, run.matrix.rows).entries(x, self._scale, usable_threads())
+                found = run.variances(cross, diagonal_of(self.kernel, x), constant)
                 loose.append(found.relative_width)
                 yield where, found
         warn_of_width(

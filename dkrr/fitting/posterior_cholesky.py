@@ -19,9 +19,7 @@ from dkrr.fitting.gaussian_process import (
     CholeskyPosterior,
     Estimate,
     Numbers,
-    cross_of,
     diagonal_of,
-    product_of,
 )
 from dkrr.fitting.gram import FactoredGram
 from dkrr.fitting.prediction_costs import is_kept_in_memory, is_read_by_workers, room_for, size_of_tiles
@@ -31,6 +29,7 @@ from dkrr.fitting.results import Left, SavedPosterior
 from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.fitting.tiled_folds import errors_in_tiles, stored_context
 from dkrr.linalg.cholesky import Matrix
+from dkrr.linalg.cross_gram import ComputedCrossGram, cross_gram
 from dkrr.linalg.held_out import HeldOutErrors, columns_at_once
 from dkrr.linalg.in_memory_cholesky import memory_grid
 from dkrr.linalg.posterior import FactoredPosterior
@@ -67,7 +66,7 @@ class DualPosterior(CholeskyPosterior):
         targets = Targets(outputs.values[:, columns], np.full(len(columns), alpha))
         request = replace(request.with_settings(solver=Cholesky(), form="dual", store=None), outputs=targets)
         plan = plan_of(request) if saved is None else None
-        data = TrainingData.of(targets, shared_fields(request, request.problem() if plan is None else plan.problem))
+        data = TrainingData.of(targets, shared_fields(request, request.problem() if plan is None else plan.priced))
         self.data = centre_linear_parts(data)
         self.kernel, self.alpha = self.data.kernel, alpha
         self._means, scale = self.data.target_means(), self.data.dual_scale()
@@ -84,7 +83,7 @@ class DualPosterior(CholeskyPosterior):
             progress = Progress() if opens is None else opens(plan)
             with open_context(plan, None, progress) as context, in_terms_of_alpha([alpha], "dual"):
                 matrix = FactoredGram(self.data, plan.chosen.details, context, scale)
-                factor = matrix.systems.factored("posterior", shift)
+                factor = matrix.systems.factor("posterior", shift).matrix
                 self._owner, self._rows = context.temporary, matrix.rows  # a factor on disk lives as long as its folder
             self._threads = plan.resources.local_threads
             diagonal = matrix.diagonal() * self._scale**2 + shift
@@ -104,7 +103,8 @@ class DualPosterior(CholeskyPosterior):
         return size_of_tiles(factor.grid, self._threads, is_stored=factor.is_stored)
 
     def variances_of(self, x: Any) -> VarianceBounds:
-        return self._factored.variances(cross_of(self.kernel, self._rows, x, self._scale), diagonal_of(self.kernel, x))
+        cross = ComputedCrossGram(self.kernel, self._rows).entries(x, self._scale, usable_threads())
+        return self._factored.variances(cross, diagonal_of(self.kernel, x))
 
     def __getstate__(self) -> dict[str, Any]:
         found = vars(self) | {"_owner": None}  # which does not leave the process
@@ -143,9 +143,10 @@ class DualPosterior(CholeskyPosterior):
             found[known] = errors[known] / self._scale[known, None]
             if not known.all():  # a fit without a row of weight 0 is the fit of all rows
                 coef = left_out.solution * self._scale[:, None]
-                for i in np.flatnonzero(~known):
+                cross, others = cross_gram(self.kernel, self._rows), np.flatnonzero(~known)
+                for i in others:
                     row = self._rows.read(int(i), int(i) + 1)
-                    values = left_out.constants + self._means + product_of(self.kernel, self._rows, row, coef)[0]
+                    values = left_out.constants + self._means + cross.times(row, coef)[0]
                     found[i] = self.data.targets[i] - values
         return found
 

@@ -46,7 +46,6 @@ from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.results import SavedPosterior
 from dkrr.fitting.storage import MemoryStorage
 from dkrr.kernels import Kernel, Polynomial, Sigmoid
-from dkrr.kernels.fourier_grid import FourierGrid
 from dkrr.kernels.kernel_features import feature_map, parts_of
 from dkrr.linalg.held_out import folds_flops
 from dkrr.linalg.posterior import takes_second_sweep
@@ -71,13 +70,11 @@ class Posteriors:
     Parameters
     ----------
     request : FitRequest
-        Request of the fit.
+        Request of the fit, with the features that its strategy has had.
     kernel : Kernel
         Kernel of the fit, with what it drew from the rows and its origins.
     saved : mapping, optional
         By λ, what the fit has left, or a saved model holds, of the posteriors with a factor.
-    grid : FourierGrid, optional
-        Grid of the fit.
     """
 
     _show_progress: bool | None = None
@@ -88,20 +85,20 @@ class Posteriors:
         request: FitRequest,
         kernel: Kernel,
         saved: Mapping[float, SavedPosterior] | None = None,
-        grid: FourierGrid | None = None,
     ) -> None:
-        request = replace(request.with_settings(uncertainty=False), folds=(), posteriors=None)  # fits here keep nothing
-        if grid is not None:
-            request = request.with_settings(grid=grid, form="primal")
+        changes: dict[str, Any] = {"uncertainty": False}  # fits here keep nothing
+        if request.features is not None:
+            changes["form"] = "primal"
         elif feature_map(kernel, request.rows.shape[1]) is None:  # the fit has declined a grid, if there is one
-            request = request.with_settings(form="dual")
+            changes["form"] = "dual"
+        request = replace(request, settings=replace(request.settings, **changes), folds=(), posteriors=None)
         outputs = request.outputs
         assert isinstance(outputs, Targets)
         self._given, self._request, self._outputs, self._is_prepared = request, request, outputs, False
         self._kernel, self._saved = kernel, dict(saved or {})
-        self._groups = [
-            (alpha, np.flatnonzero(outputs.alphas == alpha)) for alpha in sorted(set(outputs.alphas.tolist()))
-        ]
+        self._groups = list[tuple[float, Numbers]]()
+        for alpha in sorted(set(outputs.alphas.tolist())):
+            self._groups.append((alpha, np.flatnonzero(outputs.alphas == alpha)))
         self._factored = dict[float, CholeskyPosterior]()
         self._iterated = dict[float, IteratedPosterior]()
         self._fold_models = dict[str, list[tuple[Numbers, FoldModels]] | RefittedFolds]()
@@ -110,8 +107,9 @@ class Posteriors:
         """Models without folds in a saved model, by the name of the folds."""
         self.plan: UncertaintyPlan | None = None
         """Plan of the last call that had a choice; runs of conjugate gradient are planned again when they begin."""
-        others = {"y": outputs.values, "sample_weight": request.weights}
-        self._watched = [watched(MemoryRows(a), name) for name, a in others.items() if a is not None] + [request.rows]
+        self._watched = [request.rows, watched(MemoryRows(outputs.values), "y")]
+        if request.weights is not None:
+            self._watched.append(watched(MemoryRows(request.weights), "sample_weight"))
 
     @property
     def targets(self) -> Array:
@@ -174,14 +172,14 @@ class Posteriors:
     @property
     def _flops_of_sums(self) -> float:
         """Operations of ΦᵀWΦ; none on a Fourier grid, where its sums are transforms."""
-        is_grid = self._request.settings.grid is not None
+        is_grid = self._request.features is not None
         return 0.0 if is_grid else len(self._outputs.values) * float(self._n_features) ** 2
 
     @property
     def _n_features(self) -> int:
         """Number of features of the primal form."""
-        d, grid = self._given.rows.shape[1], self._request.settings.grid
-        phi = feature_map(self._kernel, d) if grid is None else grid
+        d = self._given.rows.shape[1]
+        phi = self._request.features or feature_map(self._kernel, d)
         assert phi is not None
         return phi.dimension(d)
 
@@ -210,7 +208,7 @@ class Posteriors:
     def _with_factor(self, alpha: float, columns: Numbers) -> CholeskyPosterior:
         if alpha not in self._factored:
             saved, is_primal = self._saved.get(alpha), self._has_primal_factor(alpha)
-            is_on_grid = is_primal and self._request.settings.grid is not None
+            is_on_grid = is_primal and self._request.features is not None
             kind = FourierPosterior if is_on_grid else PrimalPosterior if is_primal else DualPosterior
             self._factored[alpha] = kind(self._request, alpha, columns, saved, self._opened)
         return self._factored[alpha]
@@ -373,7 +371,7 @@ class Posteriors:
             return Deviations(size if in_stores else replace(size, loaded_bytes=0))  # it is in memory already
         if plan is None:
             side = saved.arrays["factor"].shape[0] if saved is not None else self._n_features + 1
-            size = size_of_normal(side, is_transform=self._request.settings.grid is not None)
+            size = size_of_normal(side, is_transform=self._request.features is not None)
             flops = 0.0 if saved is not None else self._flops_of_sums + side**3 / 3
             return Deviations(size, resources.rates.seconds(Work(gemm_flops=flops), threads))
         tiling, is_memory = plan.plan.chosen.tiling, plan.plan.chosen.place.is_memory

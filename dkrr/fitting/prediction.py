@@ -4,43 +4,36 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
 from threading import Lock
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.cluster.process import usable_threads
 from dkrr.data import DaskRows, MemoryRows, Rows, refuse_changed
 from dkrr.data.dask_rows import PartitionRows, row_major
-from dkrr.data.rows import check_finite, dense
+from dkrr.data.rows import check_finite
 from dkrr.data.table import FrameRows
 from dkrr.data.transformers import TransformedRows, transformed_block
 from dkrr.data.watched import FEW
 from dkrr.errors import InputError, NotFiniteError
 from dkrr.fitting.fitted_function import FittedFunction
-from dkrr.linalg.sources import kernel_blocks, located, shifted
+from dkrr.linalg.cross_gram import in_threads
 from dkrr.text import plural
 
 Advance = Callable[[float], None]
 """Is told which fraction of the work was done since the last call."""
 
-PREDICTED_ROWS = 1024
-"""Rows that are predicted together."""
-TRANSFORMED_ROWS, TRANSFORMED_BYTES = 2**18, 2**26
-"""Most rows, and bytes of rows, that are predicted together by features whose products are transforms."""
-STRIP_TRAINING_ROWS = 4096
-"""Training rows of a strip of the kernel that is in memory at once (32 MiB with PREDICTED_ROWS)."""
 MIN_PARALLEL_ENTRIES = 4e6
 """Kernel entries from which several threads share the work."""
-PREDICTED_BYTES = 16 * 2**20
-"""Bound for each of: rows of a block, their features, their predictions, and training rows read from a store."""
+ALONE_ENTRIES, ALONE_FLOPS = 2**13, 2.0**19
+"""Entries of K, and operations, up to which BLAS uses one thread without a limit (OpenBLAS: for fewer than 9,216
+entries of a matrix times a vector, and 2**18 multiplications in a product of matrices)."""
 LAZY_BLOCK_BYTES = 16 * 2**20
 """Bound for the rows and for the predictions of a block of a lazy prediction."""
 
@@ -51,10 +44,12 @@ def predict(model: FittedFunction, rows: Rows, advance: Advance | None = None) -
     `advance` is told which fraction of those in this process each block was.
     """
     check_rows(model, rows)
+    if not is_in_blocks(rows):
+        if isinstance(rows, TransformedRows):
+            return at_once(rows, partial(predict_in_memory, model), advance)
+        return predict_together((model,), rows, 0, check_predictions, advance)[0]
     # Tasks do not carry the owner of a temporary folder, which does not leave the process.
     lazy = by_blocks(rows, model.n_targets, partial(predict_in_memory, replace(model, keep_alive=None)))
-    if lazy is None:
-        return at_once(rows, partial(predict_in_memory, model), advance)
     if model.keep_alive is not None:
         weakref.finalize(lazy, _release, model.keep_alive)  # holds the owner as long as the array, which reads it
     return lazy
@@ -74,7 +69,7 @@ def check_rows(model: FittedFunction, rows: Rows) -> None:
 def at_once(
     rows: Rows, compute: Callable[..., NDArray[np.float64]], advance: Advance | None = None
 ) -> NDArray[np.float64]:
-    """Apply `compute` to all rows at once, or block by block after a transformer; see `by_blocks`.
+    """Apply `compute` to all rows at once, or block by block after a transformer: rows that are not `is_in_blocks`.
 
     `compute` is given `advance`, if there is one, which is told the fraction of all rows that is done.
     """
@@ -102,7 +97,7 @@ Check = Callable[[NDArray[np.float64], int], None]
 def predict_together(
     models: Sequence[FittedFunction], rows: Rows, first: int, check: Check, advance: Advance | None = None
 ) -> list[NDArray[np.float64]]:
-    """Predictions by several models with `shared_values`, from one evaluation of the kernel or the features.
+    """Predictions by models with `shares_values`, from one evaluation of the kernel or the features.
 
     Parameters
     ----------
@@ -120,48 +115,43 @@ def predict_together(
     list of ndarray of shape (n, t)
         One for each model: the bits are those of the model alone.
     """
-    n, model = rows.shape[0], models[0]
-    outs = [np.empty((n, one.n_targets)) for one in models]
-    height = min(block_rows(one, rows) for one in models)
+    n, model, others = rows.shape[0], models[0], models[1:]
+    outs, height = list[NDArray[np.float64]](), max(1, n)
+    for one in models:
+        outs.append(np.empty((n, len(one.intercept))))
+        height = min(height, one.block_rows(rows))
     starts = range(0, n, height)
 
     def block(start: int) -> None:
-        stop = min(start + height, n)
-        x = rows.read(start, stop)
+        x = rows.read(start, min(start + height, n))
         check_finite(x, "X", first + start)
-        for out, found in zip(outs, _predict_block(models, x, first + start), strict=True):
-            out[start:stop] = found
-            check(out[start:stop], first + start)
-
-    def tell(start: int) -> None:
-        if advance is not None:
-            advance(min(height, n - start) / n)
+        for out, found in zip(outs, model.predict_block(x, first + start, others), strict=True):
+            out[start : start + height] = found
+            check(found, first + start)
 
     size = 0 if model.rows is None else n * model.rows.shape[0]
-    share = usable_threads()
-    is_transform = model.feature_map is not None and model.feature_map.is_transform
-    is_parallel = is_transform or (model.coef is None and size >= MIN_PARALLEL_ENTRIES)
-    wanted = min(len(starts), share) if is_parallel else 1
-    with _threads_in_use(os.getpid()).reserve(wanted, share) as threads:
-        if threads == 1:
-            width = rows.shape[1] + model.n_targets  # of the first: others do not change its bits
-            with blas.one_thread(share == 1 or 2.0 * width * max(size, n) < blas.SMALL_FLOPS):
-                for start in starts:
-                    block(start)
-                    tell(start)
-        else:
-            # Half of a kernel's time is elementwise work, which BLAS does not divide among threads.
-            with blas.one_thread(), ThreadPoolExecutor(threads) as pool:
-                for start, _ in zip(starts, pool.map(block, starts), strict=True):
-                    tell(start)
+    flops = 2.0 * (rows.shape[1] + len(model.intercept)) * max(size, n)  # of the first: others do not change its bits
+    threads: AbstractContextManager[int] = nullcontext(1)
+    if not 0 < size <= ALONE_ENTRIES or flops > ALONE_FLOPS:
+        is_transform = model.feature_map is not None and model.feature_map.is_transform
+        is_parallel = is_transform or (model.coef is None and size >= MIN_PARALLEL_ENTRIES)
+        threads = _some_threads(len(starts) if is_parallel else 1, flops)
+    with threads as n_threads:
+        for start in in_threads(block, starts, n_threads):
+            if advance is not None:
+                advance(min(height, n - start) / n)
     return outs
 
 
-def shared_values(a: FittedFunction, b: FittedFunction) -> bool:
-    """Whether two functions of the same training rows are of the same values of a kernel, or of the same features."""
-    if (a.coef is None) != (b.coef is None):
-        return False
-    return a.kernel == b.kernel and a.feature_map == b.feature_map
+@contextmanager
+def _some_threads(wanted: int, flops: float) -> Iterator[int]:
+    """Number of threads that may share the work; BLAS uses one for a single thread with little work."""
+    share = usable_threads()
+    with (
+        _threads_in_use(os.getpid()).reserve(min(wanted, share), share) as threads,
+        blas.one_thread(threads == 1 and (share == 1 or flops < blas.SMALL_FLOPS)),
+    ):
+        yield threads
 
 
 class _ThreadsInUse:
@@ -230,61 +220,20 @@ def refuse_nan(found: NDArray[np.float64], first: int = 0) -> None:
         )
 
 
-def block_rows(model: FittedFunction, rows: Rows) -> int:
-    """Number of rows that are predicted together: fewer if they, their features or their predictions are wide."""
-    if model.feature_map is not None and model.feature_map.is_transform:
-        return max(1, min(TRANSFORMED_ROWS, TRANSFORMED_BYTES // rows.dense_window_row_bytes))
-    widths = [rows.dense_window_row_bytes, 8 * model.n_targets]
-    if model.feature_map is not None and not (rows.is_sparse and model.feature_map.keeps_sparse):
-        widths.append(8 * model.feature_map.dimension(model.n_features))
-    return max(1, min(PREDICTED_ROWS, PREDICTED_BYTES // max(widths)))
-
-
-def _predict_block(models: Sequence[FittedFunction], x: Any, first: int) -> Iterator[NDArray[np.float64]]:
-    """Predictions of one block of rows, dense or CSR, by each model; `first` is the number of its first row."""
-    m, model, phi = x.shape[0], models[0], models[0].feature_map
-    if phi is not None or model.kernel.is_precomputed:
-        if phi is not None and (phi.is_transform or (sp.issparse(x) and phi.keeps_sparse)):
-            multiply: Callable[[Any], Any] = partial(phi.multiply, x)
-        else:
-            multiply = partial(blas.product, dense(x) if phi is None else phi.transform(x))
-        for one in models:
-            yield np.asarray(multiply(one.dual_coef if phi is None else one.coef) + one.intercept)
-        return
-    assert model.rows is not None
-    outs = [np.tile(one.intercept, (m, 1)) for one in models]
-    n = model.rows.shape[0]
-    height = min(n, STRIP_TRAINING_ROWS)
-    if model.rows.is_sparse or not model.rows.is_in_memory:
-        height = max(1, min(height, PREDICTED_BYTES // model.rows.dense_window_row_bytes))
-    gram = np.empty((m, height))
-    for start in range(0, n, height):
-        stop = min(start + height, n)
-        part = gram[:, : stop - start]
-        _fill_strip(model, x, part, first, start)
-        for out, one in zip(outs, models, strict=True):
-            assert one.dual_coef is not None
-            blas.gemm(out, part, one.dual_coef[start:stop], beta=1.0)
-    yield from outs
-
-
-def _fill_strip(model: FittedFunction, x: Any, out: NDArray[np.float64], first: int, start: int) -> None:
-    """Write k(x, xᵢ) of the training rows from `start` on to `out`, one column each."""
-    assert model.rows is not None
-    right = model.rows.read(start, start + out.shape[1])
-    for columns in kernel_blocks(right):
-        kernel_to = model.kernel_to(start + columns.start, start + columns.stop) or model.kernel.to(right[columns])
-        for rows in kernel_blocks(x):
-            with located(shifted(rows, first), shifted(columns, start)):
-                kernel_to(x[rows], out=out[rows, columns])
+def is_in_blocks(rows: Rows) -> bool:
+    """Whether predictions of rows are a lazy array, made by `by_blocks`: rows of Dask, or in files."""
+    if isinstance(rows, TransformedRows) and not isinstance(rows.inputs, FrameRows):
+        rows = rows.inputs
+    return rows.is_lazy or isinstance(rows, PartitionRows | DaskRows)
 
 
 def by_blocks(rows: Rows, width: int, compute: Callable[[Rows, int], NDArray[np.float64]]) -> Any:
-    """Lazy Dask array of what is computed of blocks of rows; None unless these are lazy too.
+    """Lazy Dask array of what is computed of blocks of rows.
 
     Parameters
     ----------
     rows : Rows
+        Rows that are `is_in_blocks`.
     width : int
         Numbers of one row.
     compute : callable
@@ -301,7 +250,7 @@ def by_blocks(rows: Rows, width: int, compute: Callable[[Rows, int], NDArray[np.
         x = rows.array.rechunk({1: -1})
         if max(x.chunks[0]) > height:
             x = x.rechunk({0: height})
-    elif rows.is_lazy:
+    else:
         import dask.array as da  # it imports what it finds (xarray, sparse), which rows in memory need not wait for
 
         edges = rows.task_edges(height)
@@ -313,8 +262,6 @@ def by_blocks(rows: Rows, width: int, compute: Callable[[Rows, int], NDArray[np.
             dtype=rows.dtype,
             meta=np.empty((0, 0), rows.dtype),
         )
-    else:
-        return None
     starts = np.concatenate([[0], np.cumsum(x.chunks[0])[:-1]])
     return x.map_blocks(
         _compute_part,

@@ -7,15 +7,13 @@ from typing import Any
 
 from dkrr.cluster import Progress, make_progress
 from dkrr.cluster.process import ambient_client
-from dkrr.data import DaskRows, MemoryRows, Rows
-from dkrr.data.dask_rows import PartitionRows
-from dkrr.data.table import FrameRows
+from dkrr.data import MemoryRows, Rows
 from dkrr.data.transformers import InMemoryRows, TransformedRows
 from dkrr.errors import DkrrError
 from dkrr.fitting.context import QUIET_SECONDS
 from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.posteriors import Posteriors
-from dkrr.fitting.prediction import Advance
+from dkrr.fitting.prediction import Advance, is_in_blocks
 from dkrr.fitting.prediction_costs import is_read_by_workers, plan_prediction
 from dkrr.fitting.requests import problem_of_rows
 from dkrr.machine.detection import detect
@@ -119,13 +117,6 @@ def plan_of_rows(model: FittedFunction, rows: Rows, asked: Asked, memory_limit: 
     )
     plan = plan_prediction(job, resources)
     return replace(plan, reasons=(*plan.reasons, *_why_block(plan)))
-
-
-def is_in_blocks(rows: Rows) -> bool:
-    """Whether predictions of rows are a lazy array; see `prediction.by_blocks`."""
-    if isinstance(rows, TransformedRows) and not isinstance(rows.inputs, FrameRows):
-        rows = rows.inputs
-    return isinstance(rows, PartitionRows | DaskRows) or rows.is_lazy
 
 
 def _place(rows: Rows, posteriors: Posteriors | None) -> tuple[bool, Reason]:

@@ -20,6 +20,7 @@ from dkrr.fitting.normal_rows import FormedRows, StreamedRows
 from dkrr.fitting.results import Left, SavedPosterior, Solution
 from dkrr.linalg.condition import SolvedProbe, scaling_of, worst
 from dkrr.linalg.conjugate_gradient import Iteration
+from dkrr.linalg.factor import Factor
 from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.preconditioners import Diagonal, Identity, Preconditioner
 from dkrr.linalg.products import column_norms
@@ -166,6 +167,7 @@ class DirectPrimal(PrimalRidge):
         super().__init__(data, plan, context)
         self._rows = FormedRows(strategy, data, context, self._less, self._target_sizes.totals)
         self._probes = list[SolvedProbe]()
+        self._keeps, self._factors = strategy.keeps_factors, list[Factor]()
 
     def systems(self) -> Iterator[RidgeSystem]:
         """Systems of every λ, one after another."""
@@ -180,7 +182,13 @@ class DirectPrimal(PrimalRidge):
 
     def solve(self, system: RidgeSystem) -> None:
         """Solve a system."""
-        found = self._systems.solve(f"system-{system.number}", system.shift, system.right_sides)
+        systems, group = self._systems, f"system-{system.number}"
+        factor = systems.factor(group, system.shift)
+        found = systems.solve(group, factor, system.shift, system.right_sides)
+        if self._keeps:
+            self._factors.append(factor)
+        elif not self._context.storage.keeps:
+            systems.release(group)
         self._coef[:, system.columns] = found.x
         self._probes.append(found.probe)
 
@@ -211,11 +219,12 @@ class DirectPrimal(PrimalRidge):
 
     def _saved(self, solution: Solution) -> Mapping[float, SavedPosterior]:
         """By λ, the factors that stay after the fit."""
-        systems, centre, found = self._systems, self._rows.centre, dict[float, SavedPosterior]()
+        centre, found = self._rows.centre, dict[float, SavedPosterior]()
         side, means = self._rows.dimension, self._means
-        for g, (alpha, columns) in enumerate(self._data.alpha_groups() if systems.keeps_factors else ()):
+        groups = self._data.alpha_groups() if self._keeps else []
+        for (alpha, columns), kept in zip(groups, self._factors, strict=True):
             lower, coef = np.zeros((side + (centre is not None),) * 2), self._coef[:, columns]
-            factor = systems.kept_factor(f"system-{g}", np.full(side, alpha))
+            factor = kept.matrix
             for i, j in factor.grid.lower():
                 here = lower[factor.grid.rows(i), factor.grid.rows(j)]
                 factor.read_tile(i, j, here)

@@ -1,34 +1,35 @@
-"""Plans of fits from checked requests: with the box and the spectrum of the rows, where the choice depends on them."""
+"""Plans of fits: choose, measure what could change the choice, choose again, until nothing could."""
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
+from functools import cached_property
+from typing import Generic, Protocol, TypeVar
 
 from dkrr.data import Rows
-from dkrr.errors import InputError, MemoryLimitError
-from dkrr.fitting.grids import (
-    DECISIVE_SPEEDUP,
-    Box,
-    box_of,
-    choose_cheaper_form,
-    is_worth_scanning,
-    may_have_grid,
-    try_dual_plan,
-)
+from dkrr.errors import DkrrError, InputError, MemoryLimitError, PlanError, WrongStoreError
+from dkrr.fitting.grids import GridInBox, box_of, error_for, grid_in_box, may_have_grid
 from dkrr.fitting.methods import make_plan
 from dkrr.fitting.requests import FitRequest
 from dkrr.kernels.fourier_grid import grid_columns
 from dkrr.kernels.kernel_features import is_drawn, refuse_more_components_than_rows
+from dkrr.kernels.nonuniform import is_available
 from dkrr.linalg.preconditioners import MAX_SAMPLE_BYTES, MIN_SAMPLED_ROWS, SAMPLE, estimated_spectrum
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.machine.calibration import newly_measured
 from dkrr.machine.detection import detect
-from dkrr.machine.measures import with_measured_kernel
+from dkrr.machine.measures import GRAM_SECONDS, with_measured_kernel
 from dkrr.planning import Plan
 from dkrr.planning.explain import is_soon_done
-from dkrr.planning.problem import Because, Problem, Spectrum
+from dkrr.planning.facts import TYPICAL, Spectrum
+from dkrr.planning.problem import Because, Problem
 from dkrr.planning.reasons import NO_REASON, Reason
 from dkrr.planning.resources import Resources
 from dkrr.text import format_bytes
 
+SOON_SECONDS = 0.02
+"""A fit in dual form that takes no longer is not compared with a grid."""
+DECISIVE_SPEEDUP = 5.0
+"""By how much a grid must beat the dual form for its spectrum not to be estimated."""
 NO_LIMIT = 2**62
 """Bytes of memory."""
 HELD_MATRICES = 3
@@ -45,14 +46,188 @@ FEATURES_REMEDY = (
 )
 
 
+class Timed(Protocol):
+    """Plan of a fit, or of the scores of a search."""
+
+    @property
+    def seconds(self) -> float:
+        """Projected wall time."""
+
+
+P = TypeVar("P", bound=Timed)
+
+
+class Choice(ABC, Generic[P]):
+    """What is cheapest for a problem, as far as its facts tell; parts of the answer are computed once asked for."""
+
+    def __init__(self, problem: Problem, resources: Resources) -> None:
+        self.problem, self.resources = problem, resources
+
+    @abstractmethod
+    def again(self, problem: Problem, resources: Resources) -> "Choice[P]":
+        """The same choice with other facts."""
+
+    @cached_property
+    def plain(self) -> Plan | DkrrError:
+        """Fit without a grid; or why there is none."""
+        try:
+            return make_plan(self.problem, self.resources)
+        except (PlanError, InputError, WrongStoreError) as error:  # the primal form was asked for, or begun
+            return error
+
+    @cached_property
+    @abstractmethod
+    def grid(self) -> GridInBox | None:
+        """Grid in the box of the rows; None: none is to be compared."""
+
+    @cached_property
+    @abstractmethod
+    def on_grid(self) -> P | Reason:
+        """Plan with the grid that is to be compared; or why there is none."""
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether a grid is so much faster that no estimate of the other plan's time could change the choice."""
+        if self.grid is None:
+            return False
+        on_grid = self.on_grid
+        if isinstance(on_grid, Reason):
+            return False
+        return not isinstance(self.plain, Plan) or self.plain.seconds >= DECISIVE_SPEEDUP * on_grid.seconds
+
+    @abstractmethod
+    def next_fact(self, rows: Rows | None) -> "Choice[P] | None":
+        """The choice with one more measurement, the cheapest that could change it; None: none could."""
+
+    @abstractmethod
+    def best(self) -> P:
+        """The cheapest plan, with what it was compared with."""
+
+    def _with_box(self, rows: Rows | None) -> "Choice[P] | None":
+        """The choice that knows the box of the rows; None where it is known, or a scan of the rows does not pay."""
+        p = self.problem
+        if rows is None or p.facts.box is not None or not may_have_grid(p):
+            return None
+        if isinstance(self.plain, Plan) and self.plain.seconds <= SOON_SECONDS:
+            return None
+        return self.again(p.measured(box=box_of(rows, grid_columns(p.kernel, p.d))), self.resources)
+
+    def _with_spectrum(self, rows: Rows | None) -> "Choice[P] | None":
+        """The choice that knows the spectrum; None where it is known, does not matter or costs too much."""
+        if rows is None or self.problem.facts.spectrum is not TYPICAL:
+            return None
+        found = with_spectrum(self.problem, rows)
+        return None if found is self.problem else self.again(found, self.resources)
+
+
+def settled(choice: Choice[P], rows: Rows | None) -> P:
+    """The cheapest plan, once no measurement could change it; of rows that are not given nothing is measured."""
+    p = choice.problem
+    if not p.kernel.is_plain or p.n**2 / 2 * p.kernel.nominal_seconds(p.d) > GRAM_SECONDS:
+        choice = choice.again(with_measured_kernel(p, rows), choice.resources)  # which all prices depend on
+    while (known := choice.next_fact(rows)) is not None:
+        choice = known
+    return choice.best()
+
+
+class FitChoice(Choice[Plan]):
+    """Choice of a fit."""
+
+    def again(self, problem: Problem, resources: Resources) -> "FitChoice":
+        return FitChoice(problem, resources)
+
+    @cached_property
+    def grid(self) -> GridInBox | None:
+        p = self.problem
+        if p.facts.box is None or not may_have_grid(p):
+            return None
+        if isinstance(self.plain, Plan) and self.plain.seconds <= SOON_SECONDS:
+            return None
+        return grid_in_box(p, error_for(p))
+
+    @cached_property
+    def on_grid(self) -> Plan | Reason:
+        grid, p, plain = self.grid, self.problem, self.plain
+        assert grid is not None
+        if grid.features is None:
+            return grid.text
+        why = grid.chosen(p.n, plain.seconds if isinstance(plain, Plan) else None)
+        primal = replace(p, form="primal", because=replace(p.because, form=p.because.form or why))
+        try:
+            plan = make_plan(primal, self.resources, grid.features)
+        except PlanError as error:
+            return grid.refused(error)
+        if not is_available():
+            return grid.finufft_missing(plan.seconds)
+        return replace(plan, problem=replace(plan.problem, form=p.form))
+
+    def next_fact(self, rows: Rows | None) -> Choice[Plan] | None:
+        p = self.problem
+        if p.solver is None:
+            plain = self.plain
+            # A direct solver that is soon done is not compared with one whose time is only an estimate.
+            if isinstance(plain, Plan) and plain.chosen.is_direct and plain.seconds <= SOON_SECONDS:
+                return None
+        if (known := self._with_box(rows)) is not None:
+            return known
+        if self.is_decided:
+            return None
+        if p.solver is None:
+            plain = self.plain
+            if isinstance(plain, DkrrError) or (plain.chosen.is_direct and is_soon_done(p, plain.seconds)):
+                return None
+        # Without a bound of its entries a kernel has iterations only at request (`explain.doubt`).
+        may_iterate = p.solver is not None or p.kernel.has_unit_diagonal
+        if may_iterate and (known := self._with_spectrum(rows)) is not None:
+            return known
+        plain = self.plain
+        if isinstance(plain, DkrrError) or (measured := newly_measured(plain)) is None:
+            return None
+        return self.again(p, measured)
+
+    def best(self) -> Plan:
+        plain, grid = self.plain, self.grid
+        if grid is None:
+            if isinstance(plain, DkrrError):
+                raise plain
+            return plain
+        on_grid = self.on_grid
+        if isinstance(plain, DkrrError):
+            if isinstance(on_grid, Plan):
+                return on_grid
+            raise type(plain)(f"{plain}; {on_grid}") from plain
+        if not isinstance(on_grid, Plan):
+            return plain.noted(on_grid)
+        if plain.seconds <= on_grid.seconds:
+            return plain.noted(grid.is_slower(on_grid.seconds))
+        return replace(on_grid, compared=(plain.chosen, *plain.rejected))
+
+
 def plan_of(request: FitRequest, resources: Resources | None = None) -> Plan:
     """Plan of a fit; raises PlanError if none stays within the limits. Resources that are not given are found."""
     settings, rows = request.settings, request.rows
-    refuse_more_components_than_rows(settings.kernel, rows.shape[0])
+    if not settings.kernel.is_plain:
+        refuse_more_components_than_rows(settings.kernel, rows.shape[0])
     problem = request.problem()
     # Before the sample, some of whose memory stays in use.
     resources = detect(settings.memory_limit, settings.store, rows=rows.url) if resources is None else resources
-    return plan_for_rows(problem, rows, resources)
+    return settled(FitChoice(problem, resources), rows)
+
+
+def with_spectrum(problem: Problem, rows: Rows) -> Problem:
+    """The problem with its kernel measured, and its spectrum estimated.
+
+    The latter only if conjugate gradient may be chosen and a sample costs little.
+    """
+    p = problem = with_measured_kernel(problem, rows)
+    is_asked_for = isinstance(p.solver, ConjugateGradient) and not isinstance(p.solver.preconditioner, Float32Cholesky)
+    is_possible = p.solver is None and min(p.alphas) > 0
+    is_costly = p.kernel.is_precomputed or bool(p.kernel.functions) or rows.is_computed or is_drawn(p.kernel)
+    is_costly = is_costly or SAMPLE * p.bytes_of_row > MAX_SAMPLE_BYTES
+    if p.form == "primal" or p.n < MIN_SAMPLED_ROWS or is_costly or not (is_asked_for or is_possible):
+        return problem
+    found = estimated_spectrum(p.kernel, rows)
+    return problem if found is None else problem.measured(spectrum=Spectrum(*found))
 
 
 def plan_of_sums(request: FitRequest) -> tuple[FitRequest, Plan]:
@@ -92,7 +267,7 @@ def plan_of_sums(request: FitRequest) -> tuple[FitRequest, Plan]:
             f"kernel is {request.settings.kernel!r}, and partial_fit takes the primal form, which it has not: {error}; "
             f"expected one that has: {FEATURES_REMEDY}"
         ) from error
-    side, limit = plan.problem.dimension or 0, resources.local_limit_bytes
+    side, limit = plan.dimension or 0, resources.local_limit_bytes
     more = HELD_MATRICES * 8 * side**2
     # The sums are in memory, also where a fit would rather have tiles on disk.
     in_memory = next(one for one in (plan.chosen, *plan.rejected) if one.execution == "memory")
@@ -109,75 +284,3 @@ def plan_of_sums(request: FitRequest) -> tuple[FitRequest, Plan]:
     chosen = replace(in_memory, stages=tuple(stages), refused=NO_REASON)
     others = tuple(one for one in plan.candidates[1:] if one is not in_memory)
     return request, replace(plan, chosen=chosen, candidates=(in_memory, *others))
-
-
-def measured_plan(problem: Problem, resources: Resources, plan: Plan | None = None) -> Plan:
-    """Cheapest plan, made again with measured rates if the fit is long and nothing was measured here.
-
-    `plan` is the one with the rates of `resources`, if it was made already.
-
-    Raises
-    ------
-    PlanError
-        If none stays within the limits.
-    """
-    plan = make_plan(problem, resources) if plan is None else plan
-    while (measured := newly_measured(plan)) is not None:
-        plan = make_plan(problem, measured)
-    return plan
-
-
-def plan_in_box(problem: Problem, resources: Resources, box: Box) -> Plan:
-    """Plan without rows, of which only the box is known."""
-    if not may_have_grid(problem):
-        return measured_plan(problem, resources)
-    return choose_cheaper_form(
-        try_dual_plan(problem, lambda p: measured_plan(p, resources)), problem, resources, box, make_plan
-    )
-
-
-def plan_for_rows(problem: Problem, rows: Rows, resources: Resources, box: Box | None = None) -> Plan:
-    """Plan that knows the spectrum where its choice depends on it: a sample takes as long as a small fit.
-
-    So it is with the box of the rows, for a Fourier grid, unless it is given.
-    """
-    problem = with_measured_kernel(problem, rows)
-    if not may_have_grid(problem):
-        return _plan_for_rows(problem, rows, resources)
-    dual = try_dual_plan(problem, lambda p: make_plan(p, resources))
-    if not is_worth_scanning(dual):
-        return _plan_for_rows(problem, rows, resources)
-    box = box_of(rows, grid_columns(problem.kernel, problem.d)) if box is None else box
-    found = choose_cheaper_form(dual, problem, resources, box, make_plan)
-    if isinstance(dual, Plan) and dual.seconds < DECISIVE_SPEEDUP * found.seconds:  # the spectrum may make a difference
-        found = choose_cheaper_form(
-            try_dual_plan(problem, lambda p: _plan_for_rows(p, rows, resources)), problem, resources, box, make_plan
-        )
-    return found
-
-
-def _plan_for_rows(problem: Problem, rows: Rows, resources: Resources) -> Plan:
-    """Plan for rows in memory or on disk; Fourier features are not considered."""
-    plan = make_plan(problem, resources) if problem.solver is None else None
-    if plan is not None and plan.chosen.is_direct and is_soon_done(problem, plan.seconds):
-        return plan
-    # Without a bound of its entries a kernel has iterations only at request (`explain.doubt`).
-    may_iterate = problem.solver is not None or problem.kernel.has_unit_diagonal
-    sampled = with_spectrum(problem, rows) if may_iterate else problem
-    return measured_plan(sampled, resources, plan if sampled is problem else None)
-
-
-def with_spectrum(problem: Problem, rows: Rows) -> Problem:
-    """The problem with its kernel measured, and its spectrum estimated.
-
-    The latter only if conjugate gradient may be chosen and a sample costs little.
-    """
-    p = problem = with_measured_kernel(problem, rows)
-    is_asked_for = isinstance(p.solver, ConjugateGradient) and not isinstance(p.solver.preconditioner, Float32Cholesky)
-    is_possible = p.solver is None and min(p.alphas) > 0
-    is_costly = p.kernel.is_precomputed or bool(p.kernel.functions) or rows.is_computed or is_drawn(p.kernel)
-    is_costly = is_costly or SAMPLE * p.bytes_of_row > MAX_SAMPLE_BYTES
-    if p.form == "primal" or p.n < MIN_SAMPLED_ROWS or is_costly or not (is_asked_for or is_possible):
-        return problem
-    found = estimated_spectrum(p.kernel, rows)
-    return problem if found is None else replace(problem, spectrum=Spectrum(*found))

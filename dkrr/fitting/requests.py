@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
@@ -12,19 +13,20 @@ from dkrr.checks import (
     BOOL_TYPES,
     checked_count,
     checked_form,
+    checked_max_iter,
+    checked_memory_limit,
     checked_tile,
     checked_tol,
+    checked_uncertainty,
     flag,
     location,
-    parse_bytes,
     shown,
 )
 from dkrr.data import MemoryRows, Rows, as_rows, load_array, load_labels
-from dkrr.data.open import place_of_targets
-from dkrr.data.rows import scan
+from dkrr.data.arrays import is_mapped
+from dkrr.data.rows import check_finite, scan
 from dkrr.errors import InputError, InputTypeError, StoreError, WrongStoreError
 from dkrr.kernels import AdditiveChi2, Kernel
-from dkrr.kernels.fourier_grid import FourierGrid
 from dkrr.kernels.kernel_features import feature_map, is_drawn
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.kernels.names import kernel_of
@@ -70,44 +72,16 @@ class Settings:
     """Store given by the user; None: a temporary one."""
     max_iter: int = 100
     """Newton steps of kernel logistic regression."""
-    grid: FourierGrid | None = None
-    """Features of the kernel in the box of the rows, once a plan has chosen them."""
     uncertainty: bool | Literal["intervals"] = False
     """State that a regression keeps for standard deviations: none, its factors, or also the models without a fold."""
 
     @classmethod
-    def checked(
-        cls,
-        *,
-        kernel: Kernel,
-        fit_intercept: Any,
-        form: Any,
-        solver: Any,
-        tol: Any,
-        tile: Any,
-        memory_limit: Any,
-        store: Any,
-    ) -> Self:
-        """Settings from a user's arguments; raises InputError for one that cannot be used."""
-        if memory_limit is not None:
-            parse_bytes(memory_limit)
-        if isinstance(kernel, AdditiveChi2):
-            raise InputError(
-                "kernel is 'additive_chi2', −Σ (x − z)² / (x + z) as scikit-learn defines it: all of its values are "
-                "negative and k(x, x) is 0, so that no ridge regression or classification has it as its kernel; "
-                "expected 'chi2', its exponential exp(gamma * additive_chi2), or kernel='linear' after "
-                "transformer=AdditiveChi2Sampler() of sklearn.kernel_approximation, for Σ 2 x z / (x + z)"
-            )
-        return cls(
-            kernel=kernel,
-            fit_intercept=flag(fit_intercept, "fit_intercept"),
-            form=checked_form(form),
-            tile=checked_tile(tile),
-            solver=checked_solver(solver),
-            tol=checked_tol(tol),
-            memory_limit=memory_limit,
-            store=checked_store(store),
-        )
+    def checked(cls, **given: Any) -> Self:
+        """Settings from a user's arguments; raises InputError for one that cannot be used (see `CHECKS`)."""
+        for name, check in CHECKS.items():
+            if name in given:
+                given[name] = check(given[name])
+        return cls(**given)
 
     def problem_fields(self) -> dict[str, Any]:
         """Fields of Problem that follow from them."""
@@ -138,7 +112,13 @@ class Targets:
 
     def problem_fields(self) -> dict[str, Any]:
         """Fields of Problem that follow from them."""
-        return fields_of_targets(self.values.shape[1], self.alphas) | place_of_targets(self.values)
+        mapped = is_mapped(self.values)
+        return {
+            "n_targets": self.values.shape[1],
+            "alphas": tuple(sorted(set(self.alphas.tolist()))),
+            "y_in_memory": not mapped,
+            "y_is_mapped": mapped,
+        }
 
 
 @dataclass(frozen=True)
@@ -178,7 +158,7 @@ class WarmStart:
 
     def for_plan(self, plan: Plan) -> Point | None:
         """Starting point; None if form, kernel or sizes differ."""
-        size = plan.problem.n if plan.form == "dual" else plan.problem.dimension
+        size = plan.problem.n if plan.form == "dual" else plan.dimension
         is_same_model = _model_of(plan) == _model_of(self.plan)
         return self.point if is_same_model and self.point.coef.shape == (size, plan.problem.n_targets) else None
 
@@ -247,6 +227,8 @@ class FitRequest:
     """Makes the Posteriors of the fit (`Posteriors`) of the factors that it leaves, with `uncertainty`."""
     because: Because = NOTHING_SET
     """Why the settings have a form or a solver that the user did not request."""
+    features: FeatureMap | None = None
+    """Features of the fit that this one continues, which its strategy had beside those of the kernel: a grid."""
     given: Self | None = None
     """The request as it was made, before a fit drew a feature map or chose another solver."""
 
@@ -274,26 +256,33 @@ class FitRequest:
             **self.settings.problem_fields(),
             **self.outputs.problem_fields(),
         )
-        return found if self.settings.grid is None else replace(found, feature_map=self.settings.grid)
+        return found if self.features is None else found.with_features(self.features)
 
 
 def problem_of_rows(rows: Rows, kernel: Kernel, **settings: Any) -> Problem:
     """Problem of fitting these rows; `settings` are its other fields."""
     n, d = rows.shape
     kernel = kernel.resolved(d)
+    sizes: dict[str, Any]
+    if isinstance(rows, MemoryRows) and not rows.is_sparse:  # all rows are alike
+        sizes = {"x_bytes": int(rows.array.nbytes)}
+    else:
+        sizes = {
+            "row_bytes": rows.row_bytes,
+            "dense_window_row_bytes": rows.dense_window_row_bytes,
+            "cumulative_largest_row_bytes": rows.cumulative_largest_row_bytes,
+            "x_bytes": rows.n_bytes,
+            "read_overhead_bytes": rows.read_overhead_bytes,
+        }
     return Problem(
         n=n,
         d=d,
         kernel=kernel,
-        feature_map=feature_map(kernel, d),
-        row_bytes=rows.row_bytes,
-        dense_window_row_bytes=rows.dense_window_row_bytes,
-        cumulative_largest_row_bytes=rows.cumulative_largest_row_bytes,
-        x_bytes=rows.n_bytes,
+        feature_map=None if kernel.is_plain else feature_map(kernel, d),
         is_sparse=rows.is_sparse,
         x_is_shared=rows.is_shared,
         x_in_memory=isinstance(rows, MemoryRows),
-        read_overhead_bytes=rows.read_overhead_bytes,
+        **sizes,
         **settings,
     )
 
@@ -343,6 +332,18 @@ def checked_kernel(kernel: Any, **settings: Any) -> Kernel:
     return kernel_of(kernel, **settings)
 
 
+def kernel_of_a_fit(kernel: Kernel) -> Kernel:
+    """Kernel of a regression or a classification; raises InputError for one that cannot be."""
+    if isinstance(kernel, AdditiveChi2):
+        raise InputError(
+            "kernel is 'additive_chi2', −Σ (x − z)² / (x + z) as scikit-learn defines it: all of its values are "
+            "negative and k(x, x) is 0, so that no ridge regression or classification has it as its kernel; "
+            "expected 'chi2', its exponential exp(gamma * additive_chi2), or kernel='linear' after "
+            "transformer=AdditiveChi2Sampler() of sklearn.kernel_approximation, for Σ 2 x z / (x + z)"
+        )
+    return kernel
+
+
 def checked_solver(solver: Any) -> Cholesky | ConjugateGradient | None:
     """Settings of a solver; None for "auto"."""
     if isinstance(solver, Cholesky | ConjugateGradient):
@@ -364,6 +365,21 @@ def checked_store(store: Any) -> str | None:
     return place
 
 
+CHECKS: Mapping[str, Callable[[Any], Any]] = {
+    "memory_limit": checked_memory_limit,
+    "kernel": kernel_of_a_fit,
+    "fit_intercept": partial(flag, name="fit_intercept"),
+    "form": checked_form,
+    "tile": checked_tile,
+    "solver": checked_solver,
+    "tol": checked_tol,
+    "store": checked_store,
+    "uncertainty": checked_uncertainty,
+    "max_iter": checked_max_iter,
+}
+"""Checks of the fields of `Settings`, in the order in which errors are raised: they return what the field holds."""
+
+
 def check_sizes(kernel: Kernel, rows: Rows, n_targets: int) -> None:
     """Refuse targets of another length than the rows, and a Gram matrix that is not square."""
     n, d = rows.shape
@@ -381,16 +397,20 @@ def refuse_extreme_targets(targets: Array) -> None:
     Raises
     ------
     InputError
-        Naming the first such target, and a number to divide it by.
+        Naming the first such target, and a number to divide it by; or the first row with NaN or infinity.
     """
-    largest = np.atleast_1d(np.maximum(targets.max(axis=0), -targets.min(axis=0)))
-    bad = (largest != 0) & ((largest < SAFE_SIZES[0]) | (largest > SAFE_SIZES[1]))
+    (lowest, highest), largest = SAFE_SIZES, np.maximum(targets.max(axis=0), -targets.min(axis=0))
+    if ((largest >= lowest) & (largest <= highest)).all():  # not of NaN, which would be the largest one
+        return
+    check_finite(targets, "y")
+    largest = np.atleast_1d(largest)
+    bad = (largest != 0) & ((largest < lowest) | (largest > highest))
     if bad.any():
         k = int(np.argmax(bad))
         of, column = ("", "y") if len(largest) == 1 else (f" of target {k} (counted from 0)", "this column of y")
         raise InputError(
-            f"the largest |y|{of} is {largest[k]:.3g}; expected 0, or a number from {SAFE_SIZES[0]:g} to "
-            f"{SAFE_SIZES[1]:g}, whose square float64 holds: divide {column} by {_power_of_ten(largest[k])} "
+            f"the largest |y|{of} is {largest[k]:.3g}; expected 0, or a number from {lowest:g} to "
+            f"{highest:g}, whose square float64 holds: divide {column} by {_power_of_ten(largest[k])} "
             f"(predictions are then in that unit)"
         )
 

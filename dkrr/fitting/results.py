@@ -25,7 +25,7 @@ from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.gram import gram_diagonal
 from dkrr.kernels import Kernel
 from dkrr.kernels.centring import Centring
-from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
+from dkrr.kernels.fourier_grid import map_of_predictions
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.iteration_state import CGOutcome
 from dkrr.linalg.newton import Point
@@ -65,7 +65,9 @@ def function_norms(data: TrainingData, rows: Rows, coef: Array, squares: Array) 
         Warnings of norms that are below rounding, or not far above it.
     """
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        errors = NORM_ROUNDING * math.sqrt(data.n) * _weighted_squares(data.kernel, rows, coef)
+        is_plain = data.kernel.has_unit_diagonal
+        sums = np.einsum("ij,ij->j", coef, coef) if is_plain else _weighted_squares(data.kernel, rows, coef)
+        errors = NORM_ROUNDING * math.sqrt(data.n) * sums
         known = ~(squares <= errors)
         norms, bounds = np.sqrt(np.where(known, squares, 0.0)), np.sqrt(errors)
         # q less its error e has the root (1 − e / q)^½ √q, and q with it added is nearer.
@@ -92,8 +94,6 @@ def _which(targets: NDArray[np.intp], n_targets: int) -> str:
 
 def _weighted_squares(kernel: Kernel, rows: Rows, coef: Array) -> Array:
     """Σ Kᵢᵢ αᵢ² of every column, of shape (t,)."""
-    if kernel.has_unit_diagonal:
-        return np.einsum("ij,ij->j", coef, coef)  # type: ignore[no-any-return]
     diagonal, total = np.maximum(gram_diagonal(kernel, rows), 0.0), np.zeros(coef.shape[1])
     for start in range(0, len(coef), SUMMED_ROWS):  # with many targets no second array of their size
         here = slice(start, start + SUMMED_ROWS)
@@ -231,11 +231,7 @@ def result_of(solution: Solution, plan: Plan, context: Context, **facts: Any) ->
     """Report of a solution: how good it is, and what the run took; `facts` are other fields of SolveResult."""
     record, outcome = context.record, solution.outcome
     messages = (*context.notices, *solution.messages)
-    reported: dict[str, Any] = {
-        "status": direct_status(solution.residual),
-        "iterations": solution.iterations,
-        "residual_of": solution.residual_of,
-    } | facts
+    reported: dict[str, Any] = {"iterations": solution.iterations, "residual_of": solution.residual_of} | facts
     if solution.residuals is not None:
         reported["residuals"] = tuple(solution.residuals.tolist())
     if outcome is not None:
@@ -246,6 +242,8 @@ def result_of(solution: Solution, plan: Plan, context: Context, **facts: Any) ->
             "rank": outcome.rank,
             "history": outcome.history,
         }
+    elif "status" not in reported:
+        reported["status"] = direct_status(solution.residual)
     result = SolveResult(
         residual=solution.residual,
         condition=solution.condition,
@@ -298,22 +296,21 @@ def fitted_model(
     owner = context.temporary
     model, dual_coef = fitted_function(data, plan, solution, owner), solution.dual_coef
     _refuse_overflow(model, dual_coef)
-    norms, doubts = _norms(model, solution, data)
-    if doubts:
-        solution = replace(solution, messages=doubts + solution.messages)
-    is_used = model.keep_alive is not None or any(one.left and one.left.owner for one in solution.saved.values())
-    if owner is not None and not is_used:
+    if model.coef is None:
+        assert solution.rows is not None and dual_coef is not None and solution.squares is not None
+        norms, doubts = function_norms(data, solution.rows, dual_coef, solution.squares)
+        if doubts:
+            solution = replace(solution, messages=doubts + solution.messages)
+    else:
+        norms = column_norms(model.coef if solution.coef is None else model.coef[: len(solution.coef)])
+    if (
+        owner is not None
+        and model.keep_alive is None
+        and not any(one.left and one.left.owner for one in solution.saved.values())
+    ):
         owner.delete()
     result = result_of(solution, plan, context, seconds=time.perf_counter() - begun)
     return FittedModel(model, result, dual_coef, norms, posteriors=posteriors)
-
-
-def _norms(model: FittedFunction, solution: Solution, data: TrainingData) -> tuple[Array, tuple[str, ...]]:
-    """‖f‖ of every target, and messages."""
-    if model.coef is not None:
-        return column_norms(model.coef if solution.coef is None else model.coef[: len(solution.coef)]), ()
-    assert solution.rows is not None and solution.dual_coef is not None and solution.squares is not None
-    return function_norms(data, solution.rows, solution.dual_coef, solution.squares)
 
 
 def _refuse_overflow(model: FittedFunction, dual_coef: Array | None) -> None:
@@ -325,10 +322,11 @@ def _refuse_overflow(model: FittedFunction, dual_coef: Array | None) -> None:
         Naming the first target.
     """
     named = {"dual_coef_": dual_coef, "coef_": model.coef, "intercept_": model.intercept[None, :]}
-    with np.errstate(over="ignore", invalid="ignore"):
-        # A sum is finite unless one of the values is not, or it overflows, which the second look sorts out.
-        doubtful = {name: v for name, v in named.items() if v is not None and not math.isfinite(v.sum())}
-    for name, values in doubtful.items():
+    for name, values in named.items():
+        with np.errstate(over="ignore", invalid="ignore"):
+            # A sum is finite unless one of the values is not, or it overflows, which the second look sorts out.
+            if values is None or math.isfinite(values.sum()):
+                continue
         bad = ~(np.isfinite(values.max(axis=0)) & np.isfinite(values.min(axis=0)))
         if bad.any():
             raise NotFiniteError(
@@ -342,8 +340,8 @@ def fitted_function(data: FitData, plan: Plan, solution: Solution, owner: Any) -
     coef, rows, keep = None, None, None
     feature_map: FeatureMap | None = None
     if solution.near is not None:
-        assert solution.coef is not None and isinstance(data.feature_map, FourierGrid)
-        coef, feature_map = np.vstack([solution.coef, solution.near]), FourierZones(data.feature_map)
+        assert solution.coef is not None and data.feature_map is not None
+        coef, feature_map = np.vstack([solution.coef, solution.near]), map_of_predictions(data.feature_map)
     elif solution.coef is not None:
         coef, feature_map = solution.coef, data.feature_map
     elif plan.prediction == "primal" and data.feature_map is not None:

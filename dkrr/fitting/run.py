@@ -11,14 +11,13 @@ from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
 from dkrr.errors import Float32BreakdownError, InputError, MemoryLimitError, PlanError, warn_inaccurate
 from dkrr.fitting import logistic
 from dkrr.fitting.context import open_context, progress_of
+from dkrr.fitting.costs.fourier_costs import lost_alpha
 from dkrr.fitting.data import FitData, LabelledData, TrainingData, shared_fields
-from dkrr.fitting.fourier_ridge import refused_alpha
 from dkrr.fitting.request_plans import plan_of
 from dkrr.fitting.requests import DualStart, FitRequest
 from dkrr.fitting.results import FittedModel, SavedPosterior, Solution, fitted_model, quadratics
 from dkrr.fitting.sampled import centre_linear_parts, with_sampled_maps
 from dkrr.fitting.storage import with_repairs
-from dkrr.kernels.fourier_grid import FourierGrid
 from dkrr.linalg.result import SolveResult
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
 from dkrr.planning import Plan
@@ -35,13 +34,13 @@ def fit_regression(request: FitRequest, data: TrainingData, plan: Plan, progress
         solution: Solution = plan.chosen.method.ridge(data, plan, context, start)
         posteriors = None
         if request.settings.uncertainty is not False and request.posteriors is not None:
-            posteriors = posteriors_left(request, data, solution)
+            posteriors = posteriors_left(request, data, plan, solution)
             if request.folds:
                 posteriors.fold_models(request.folds, context)
     return (fitted_model(data, plan, solution, context, begun, posteriors),)
 
 
-def posteriors_left(request: FitRequest, data: TrainingData, solution: Solution) -> Any:
+def posteriors_left(request: FitRequest, data: TrainingData, plan: Plan, solution: Solution) -> Any:
     """Posteriors of a fit, from the factors that it leaves."""
     assert request.posteriors is not None
     given, saved = request if request.given is None else request.given, dict[float, SavedPosterior]()
@@ -50,9 +49,7 @@ def posteriors_left(request: FitRequest, data: TrainingData, solution: Solution)
         for alpha, one in solution.saved.items():
             of_alpha = {"quadratic": found[data.alphas == alpha].tolist()}
             saved[alpha] = replace(one, numbers=one.numbers | of_alpha)
-    grid = data.feature_map if solution.near is not None else None
-    assert grid is None or isinstance(grid, FourierGrid)
-    return request.posteriors(given, data.kernel, saved, grid)
+    return request.posteriors(replace(given, features=plan.chosen.features), data.kernel, saved)
 
 
 def shortfall(result: SolveResult, plan: Plan) -> str:
@@ -127,12 +124,11 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
         # There may be fewer features than requested; what they hold is not part of what the process held before.
         plan = plan_of(request, plan.resources)
     loss = LOSSES[plan.problem.loss]
-    data: FitData = loss.data(request.outputs, shared_fields(request, plan.problem))
-    if plan.chosen.method.is_of_grids and (
-        lost := refused_alpha(plan, data)
-    ):  # a grid that was named has no other form
+    data: FitData = loss.data(request.outputs, shared_fields(request, plan.priced))
+    if plan.chosen.features is not None and (lost := lost_alpha(plan.priced)):  # of a grid that was named
         raise InputError(f"{lost} on a Fourier grid; expected a larger alpha, or the kernel itself")
-    data = centre_linear_parts(data, request.settings.store)
+    if not data.kernel.is_plain:
+        data = centre_linear_parts(data, request.settings.store)
     broken, models = "", tuple[FittedModel, ...]()
     try:
         models = _carried_out(request, data, plan, progress)

@@ -21,6 +21,7 @@ from dkrr.fitting.costs.fourier_costs import (
 )
 from dkrr.fitting.costs.primal_costs import formed_in_caller
 from dkrr.fitting.methods import make_plan
+from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.held_out import columns_at_once, folds_flops
 from dkrr.linalg.length_sums import length_sums_bytes
 from dkrr.linalg.normal import parts_for_folds
@@ -72,7 +73,9 @@ ALL_SCORED = Reason(
 )
 
 
-def plan_scores(problem: Problem, sizes: FoldSizes, resources: Resources) -> ScoringPlan:
+def plan_scores(
+    problem: Problem, sizes: FoldSizes, resources: Resources, features: FeatureMap | None = None
+) -> ScoringPlan:
     """Fastest method for the held-out predictions of every λ and fold.
 
     Parameters
@@ -81,6 +84,8 @@ def plan_scores(problem: Problem, sizes: FoldSizes, resources: Resources) -> Sco
         Of a fit to all rows with every λ, to the residual that scores need.
     sizes : FoldSizes
     resources : Resources
+    features : FeatureMap, optional
+        Features in place of the kernel's own.
 
     Raises
     ------
@@ -91,7 +96,11 @@ def plan_scores(problem: Problem, sizes: FoldSizes, resources: Resources) -> Sco
     """
     if problem.settings is not None:  # a store resumes with what it began with
         problem = problem.with_solver(problem.settings, SOLVER_RESUMED)
-    return replace(_cheapest(problem, sizes, resources), asked=problem)
+    found = replace(_cheapest(problem.with_features(features), sizes, resources), asked=problem)
+    if features is None:
+        return found
+    of_kernel = replace(found.plan.problem, feature_map=problem.feature_map)
+    return replace(found, plan=replace(found.plan, problem=of_kernel))
 
 
 def _cheapest(problem: Problem, sizes: FoldSizes, resources: Resources) -> ScoringPlan:
@@ -163,7 +172,7 @@ def with_parts(plan: ScoringPlan, fractions: tuple[float, ...]) -> ScoringPlan:
         part = every
         if problem.x_in_memory or plan.plan.form == "dual":  # else all rows are read, with weights of 0
             part = _of_rows(every, max(1, int(fraction * problem.n * (1 - 1 / plan.sizes.n_folds))))
-        parts.append(make_plan(part, plan.plan.resources))
+        parts.append(make_plan(part, plan.plan.resources, plan.plan.chosen.features))
     seconds = plan.sizes.n_folds * sum(part.seconds for part in parts)
     text = "parts of the training rows, for the learning curve, are fitted separately"
     reason = Reason("learning-curve", text)
@@ -513,15 +522,15 @@ def whole_plan(
     if tol is None:
         return scores
     main = scores.main
-    problem = main.asked
+    problem, features = main.asked, main.plan.chosen.features
     assert problem is not None
     alphas = sorted(problem.alphas)
     n_last = min(n_last, len(alphas))
     first = (len(alphas) - n_last + 1) // 2  # those in the middle
     problem = replace(problem, alphas=tuple(alphas[first : first + n_last]), tol=tol, layout=None, **left)
     problem = replace(problem, folds_are_fitted=problem.interval_folds > 0 and main.sizes.are_learned)
-    if problem.uncertainty and (last := make_plan(problem, main.plan.resources)).chosen.keeps_factors:
+    if problem.uncertainty and (last := make_plan(problem, main.plan.resources, features)).chosen.keeps_factors:
         return replace(scores, last=last)
     if main.method == "sweep" and optimising is None:  # it begins at the solution of the run
         problem = continuing(problem, main)
-    return replace(scores, last=make_plan(problem, main.plan.resources))
+    return replace(scores, last=make_plan(problem, main.plan.resources, features))

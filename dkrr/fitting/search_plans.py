@@ -2,29 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from dkrr.data import Rows
 from dkrr.errors import InputError, PlanError
-from dkrr.fitting.grids import (
-    DECISIVE_SPEEDUP,
-    Box,
-    box_of,
-    finufft_missing,
-    grid_is_slower,
-    is_worth_scanning,
-    may_have_grid,
-    try_dual_plan,
-    with_fourier_features,
-)
-from dkrr.fitting.methods import make_plan
-from dkrr.fitting.request_plans import with_spectrum
+from dkrr.fitting.grids import GridInBox, grid_in_box, may_have_grid
+from dkrr.fitting.request_plans import Choice, settled
 from dkrr.fitting.requests import Settings
 from dkrr.fitting.score_plans import plan_scores, whole_plan, with_parts
-from dkrr.kernels.fourier_grid import SERIES_ROUNDING, grid_columns
+from dkrr.kernels.fourier_grid import SERIES_ROUNDING
 from dkrr.kernels.nonuniform import is_available
-from dkrr.machine.measures import with_measured_kernel
-from dkrr.planning import Plan
 from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import Resources
@@ -88,38 +76,60 @@ def scoring_plan(problem: Problem, sizes: FoldSizes, rows: Rows | None, resource
     problem : Problem
         As for `plan_scores`, without the spectrum.
     """
-    problem = with_measured_kernel(problem, rows)
-    if rows is None:
-        return plan_scores(problem, sizes, resources)
-    grid: ScoringPlan | None = None
-    reason: Reason | None = None
-    if may_have_grid(problem) and not sizes.are_learned:
-        dual = try_dual_plan(problem, lambda p: make_plan(p, resources))
-        if is_worth_scanning(dual):
-            box = box_of(rows, grid_columns(problem.kernel, problem.d))
-            grid, reason = _on_grid(problem, sizes, resources, box)
-            if grid is not None and (not isinstance(dual, Plan) or dual.seconds > DECISIVE_SPEEDUP * grid.seconds):
-                return grid
-    try:
-        found = plan_scores(with_spectrum(problem, rows), sizes, resources)
-    except (PlanError, InputError) as error:  # the primal form was asked for
-        if reason is None:
-            raise
-        raise type(error)(f"{error}; {reason}") from error
-    if grid is not None and grid.seconds < found.seconds:
-        return grid
-    return found if reason is None else replace(found, reasons=(*found.reasons, reason))
+    return settled(ScoresChoice(problem, resources, sizes), rows)
 
 
-def _on_grid(problem: Problem, sizes: FoldSizes, resources: Resources, box: Box) -> tuple[ScoringPlan | None, Reason]:
-    """Plan of scores on a Fourier grid, if there is one, and why another is taken instead."""
-    gridded, reason = with_fourier_features(problem, box, SERIES_ROUNDING)
-    if gridded is None:
-        return None, reason
-    try:
-        grid = plan_scores(gridded, sizes, resources)
-    except (PlanError, InputError) as error:
-        return None, Reason("grid-refused", f"{reason} is not possible: {error}")
-    if not is_available():
-        return None, finufft_missing(reason, grid.seconds)
-    return grid, grid_is_slower(reason, grid.seconds, box)
+class ScoresChoice(Choice[ScoringPlan]):
+    """Choice of the scores of one kernel."""
+
+    def __init__(self, problem: Problem, resources: Resources, sizes: FoldSizes) -> None:
+        super().__init__(problem, resources)
+        self._sizes = sizes
+
+    def again(self, problem: Problem, resources: Resources) -> "ScoresChoice":
+        return ScoresChoice(problem, resources, self._sizes)
+
+    @cached_property
+    def grid(self) -> GridInBox | None:
+        p = self.problem
+        return None if p.facts.box is None or not may_have_grid(p) else grid_in_box(p, SERIES_ROUNDING)
+
+    @cached_property
+    def on_grid(self) -> ScoringPlan | Reason:
+        grid, p = self.grid, self.problem
+        assert grid is not None
+        if grid.features is None:
+            return grid.text
+        primal = p.with_form("primal", grid.chosen(p.n))
+        try:
+            found = plan_scores(primal, self._sizes, self.resources, grid.features)
+        except (PlanError, InputError) as error:
+            return grid.refused(error)
+        return found if is_available() else grid.finufft_missing(found.seconds)
+
+    def next_fact(self, rows: Rows | None) -> Choice[ScoringPlan] | None:
+        if not self._sizes.are_learned and may_have_grid(self.problem):
+            if (known := self._with_box(rows)) is not None:
+                return known
+            if self.is_decided:
+                return None
+        return self._with_spectrum(rows)
+
+    def best(self) -> ScoringPlan:
+        grid = self.grid
+        if grid is None:
+            return plan_scores(self.problem, self._sizes, self.resources)
+        on_grid = self.on_grid
+        if isinstance(on_grid, ScoringPlan) and self.is_decided:
+            return on_grid
+        try:
+            found = plan_scores(self.problem, self._sizes, self.resources)
+        except (PlanError, InputError) as error:  # the primal form was asked for
+            if isinstance(on_grid, ScoringPlan):
+                return on_grid
+            raise type(error)(f"{error}; {on_grid}") from error
+        if isinstance(on_grid, ScoringPlan):
+            if on_grid.seconds < found.seconds:
+                return on_grid
+            on_grid = grid.is_slower(on_grid.seconds)
+        return replace(found, reasons=(*found.reasons, on_grid))

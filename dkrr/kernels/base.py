@@ -18,10 +18,12 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse as sp
 
 from dkrr.checks import MAX_WHOLE, positive, shown, whole
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.blocks import (
+    FLOATS,
     LARGE_STRIP_ENTRIES,
     LARGE_STRIP_ROWS,
     STRIP_COLUMNS,
@@ -55,8 +57,7 @@ class Parameters(ABC):
     def __new__(cls, *args: Any, **named: Any) -> Self:
         # Kernels of numbers take their parameters by name alone: RBF(0.5) and Matern(0.5, 1.5) would mean other kernels
         # than in scikit-learn, where the first parameter is a length.
-        known = _parameters(cls) if args or named else {}
-        kinds = {one.kind for one in known.values()}
+        known, kinds = _parameters(cls) if args or named else ({}, set())
         if args and kinds == {Parameter.KEYWORD_ONLY}:
             raise InputTypeError(
                 f"{cls.__name__}({', '.join(map(shown, args))}) gives parameters without their names; expected "
@@ -157,8 +158,10 @@ class Parameters(ABC):
 
 
 @cache
-def _parameters(cls: type) -> Mapping[str, Parameter]:
-    return signature(cls).parameters
+def _parameters(cls: type) -> tuple[Mapping[str, Parameter], set[Any]]:
+    """Parameters of a class by name, and their kinds."""
+    known = signature(cls).parameters
+    return known, {one.kind for one in known.values()}
 
 
 def _as_json(value: Any) -> Any:
@@ -214,6 +217,8 @@ class Kernel(Parameters):
     """Nominal time of an entry besides that of its columns: a guess, so high that plans soon measure the kernel."""
     column_seconds: ClassVar[float] = 4e-11
     """Nominal time of a column of an entry: two operations of a matrix product."""
+    is_plain: ClassVar[bool] = False
+    """It has no parts, no finite feature map, no linear term and no function of the user: no fit looks for these."""
     _has_unit_diagonal: ClassVar[bool] = False
     _row_copies: ClassVar[int] = 1
     """Copies of dense rows that one call makes."""
@@ -260,17 +265,7 @@ class Kernel(Parameters):
         """
         left, right = as_row_pair(self.encode(X), None if Y is None or Y is X else self.encode(Y))
         target = as_buffer(out, (left.shape[0], right.shape[0]))
-        if target.size == 0:
-            return target
-        kernel = self.resolved(left.shape[1])
-        symmetric = right is left
-        # Overflow is looked for once, on the diagonal, and not by every elementwise operation.
-        with np.errstate(over="ignore", invalid="ignore"):
-            _fill_strips(kernel.block_writer(left, right, target.dtype), target, lower=symmetric)
-            if symmetric:
-                mirror_lower(target)
-                # Rounding would leave, say, 1 - 2e-16 where the kernel is 1.
-                np.einsum("ii->i", target)[...] = kernel._finite_diagonal(left)
+        self.resolved(left.shape[1]).write_block(left, right, target)
         return target
 
     def to(self, Y: Block) -> KernelTo:
@@ -286,7 +281,8 @@ class Kernel(Parameters):
         KernelTo
             Function of X, with an optional `out` as the kernel has.
         """
-        return KernelTo(self, Y)
+        rows = as_rows(self.encode(Y), "Y")
+        return KernelTo(self.resolved(rows.shape[1]), rows)
 
     def pieces(
         self, X: Block, Y: Block | None = None, *, dtype: npt.DTypeLike = np.float64
@@ -387,14 +383,11 @@ class Kernel(Parameters):
             If one overflows; names its row.
         """
         rows = as_rows(self.encode(X))
+        kernel = self.resolved(rows.shape[1])
         with np.errstate(over="ignore", invalid="ignore"):
-            return self.resolved(rows.shape[1])._finite_diagonal(rows)
-
-    def _finite_diagonal(self, X: Block) -> npt.NDArray[np.float64]:
-        """`diagonal` of checked rows. Called on a resolved kernel only, with warnings of overflow off."""
-        values = self.diagonal_of(X)
-        if not self.has_unit_diagonal:  # all 1, or 0
-            check_diagonal(values, self)
+            values = kernel.diagonal_of(rows)
+        if not kernel.has_unit_diagonal:  # all 1, or 0
+            check_diagonal(values, kernel)
         return values
 
     def resolved(self, n_features: int) -> Kernel:
@@ -548,11 +541,47 @@ class Kernel(Parameters):
         return False
 
     @property
+    def encodes(self) -> bool:
+        """Whether it takes anything but rows of numbers, which `encode` makes of it."""
+        return type(self).encode is not Kernel.encode
+
+    @property
     def learns_values(self) -> bool:
         """Whether k(x, z) depends on the data that `fitted` is still to be given, as weights of rare words do."""
         return False
 
-    # What base classes and kernels made of this one call: rows are then as the kernel takes them.
+    # What callers that have checked their rows, base classes and kernels made of this one call.
+
+    def write_block(self, X: Block, Y: Block, out: FloatArray) -> None:
+        """Write k(X, Y) of checked rows. Called on a resolved kernel only.
+
+        Parameters
+        ----------
+        X : ndarray or CSR, shape (n_rows, n_features)
+            Rows as `as_rows` returns them.
+        Y : ndarray or CSR, shape (n_columns, n_features)
+            Rows that belong to the columns of the block, of the same kind; X itself for a symmetric block.
+        out : ndarray, shape (n_rows, n_columns)
+            float64 or float32 buffer, checked by `as_buffer` or new.
+        """
+        if out.size == 0:
+            return
+        symmetric = Y is X
+        if isinstance(X, sp.csr_array) and not self._takes_csr:
+            left = X.toarray()
+            X, Y = left, left if symmetric else Y.toarray()
+        # Overflow is looked for once, on the diagonal, and not by every elementwise operation.
+        with np.errstate(over="ignore", invalid="ignore"):
+            fill = self._block_writers(Y, out.dtype)(X)
+            for rows, columns in strips(*out.shape, lower=symmetric):
+                fill(rows, columns, out[rows, columns])
+            if symmetric:
+                mirror_lower(out)
+                values = self._diagonal(X)
+                if not self.has_unit_diagonal:  # all 1, or 0
+                    check_diagonal(values, self)
+                # Rounding would leave, say, 1 - 2e-16 where the kernel is 1.
+                np.einsum("ii->i", out)[...] = values
 
     def block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         """Function that fills a strip of k(X, Y); parameters as of `_block_writer`.
@@ -665,13 +694,20 @@ class Kernel(Parameters):
 
 
 class KernelTo:
-    """k(·, Y) for fixed rows Y, in float64; see `Kernel.to`."""
+    """k(·, Y) for fixed rows Y, in float64; see `Kernel.to`.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        Resolved kernel.
+    Y : ndarray or CSR, shape (n_columns, n_features)
+        Checked rows.
+    """
 
     def __init__(self, kernel: Kernel, Y: Block) -> None:
-        self._Y = as_rows(kernel.encode(Y), "Y")
-        self._kernel = kernel.resolved(self._Y.shape[1])
+        self._kernel, self._Y, self._dense = kernel, Y, isinstance(Y, sp.csr_array) and not kernel._takes_csr
         with np.errstate(over="ignore", invalid="ignore"):
-            self._block_writers = self._kernel.block_writers(self._Y, np.dtype(np.float64))
+            self._block_writers = kernel._block_writers(Y.toarray() if self._dense else Y, FLOATS[0])
 
     def __call__(self, X: Block, *, out: FloatArray | None = None) -> FloatArray:
         """Block of kernel values; parameters, result and errors are those of `Kernel.__call__`, `out` is of float64."""
@@ -679,15 +715,25 @@ class KernelTo:
         target = as_buffer(out, (left.shape[0], self._Y.shape[0]))
         if left.shape[1] != self._Y.shape[1] or is_sparse(left) != is_sparse(self._Y) or target.dtype != np.float64:
             return self._kernel(left, self._Y, out=target)
-        if target.size:
-            with np.errstate(over="ignore", invalid="ignore"):
-                _fill_strips(self._block_writers(left), target)
+        self.write_block(left, target)
         return target
 
+    def write_block(self, X: Block, out: FloatArray) -> None:
+        """Write k(X, Y) of checked rows, which are CSR if and only if Y is.
 
-def _fill_strips(fill: Fill, target: FloatArray, *, lower: bool = False) -> None:
-    for rows, columns in strips(*target.shape, lower=lower):
-        fill(rows, columns, target[rows, columns])
+        Parameters
+        ----------
+        X : ndarray or CSR, shape (n_rows, n_features)
+            Rows as `as_rows` returns them.
+        out : ndarray, shape (n_rows, n_columns)
+            float64 buffer, checked by `as_buffer` or new.
+        """
+        if out.size == 0:
+            return
+        with np.errstate(over="ignore", invalid="ignore"):
+            fill = self._block_writers(X.toarray() if self._dense else X)
+            for rows, columns in strips(*out.shape):
+                fill(rows, columns, out[rows, columns])
 
 
 def _transpose_bytes(n_features: int) -> int:

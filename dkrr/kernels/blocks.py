@@ -17,6 +17,8 @@ from dkrr.rounding import check_exact
 from dkrr.sparse import check_structure
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
+"""Types of the rows and blocks of which kernels compute without a conversion."""
 Block: TypeAlias = Any  # a matrix: FloatArray, or a canonical scipy.sparse.csr_array of float64 or float32
 
 # Writes k(X[rows], Y[columns]) into a (len(rows), len(columns)) buffer; made once for each pair of blocks.
@@ -52,6 +54,8 @@ def as_rows(X: object, name: str = "X") -> Block:
 
     Anything but float32 becomes float64. Other types are refused: a Dask array would be computed by accident.
     """
+    if type(X) is np.ndarray and X.ndim == 2 and X.shape[1] and X.dtype in FLOATS:
+        return X
     if not (isinstance(X, np.ndarray) or sp.issparse(X)):
         raise InputTypeError(
             f"{name} is of type {type(X).__module__}.{type(X).__qualname__}; expected a two-dimensional "
@@ -122,7 +126,7 @@ def as_buffer(out: FloatArray | None, shape: tuple[int, int]) -> FloatArray:
     """Buffer to write to, checked, or a new float64 one."""
     if out is None:
         return np.empty(shape)
-    if not isinstance(out, np.ndarray) or out.dtype not in (np.dtype(np.float64), np.dtype(np.float32)):
+    if not isinstance(out, np.ndarray) or out.dtype not in FLOATS:
         raise InputTypeError(
             f"out is {getattr(out, 'dtype', type(out).__qualname__)}; expected a float64 or float32 numpy array"
         )
@@ -254,18 +258,14 @@ def checksum(array: Block) -> str:
 
 def squared_norms(X: Block) -> npt.NDArray[np.float64]:
     """‖x‖² of each row, (n_rows,), summed in float64; ∞ where it overflows."""
+    sums: npt.NDArray[np.float64]
     with np.errstate(over="ignore", under="ignore"):
-        return _squared_norms(X)
-
-
-def _squared_norms(X: Block) -> npt.NDArray[np.float64]:
-    if is_sparse(X):
-        # float32 squares would be rounded, or overflow, before they are summed.
-        squared = sp.csr_array((np.square(X.data, dtype=np.float64), X.indices, X.indptr), shape=X.shape)
-        sums: npt.NDArray[np.float64] = squared.sum(axis=1)
-        return sums
-    squares: npt.NDArray[np.float64] = np.einsum("ij,ij->i", X, X, dtype=np.float64)
-    return squares
+        if isinstance(X, sp.csr_array):
+            # float32 squares would be rounded, or overflow, before they are summed.
+            sums = sp.csr_array((np.square(X.data, dtype=np.float64), X.indices, X.indptr), shape=X.shape).sum(axis=1)
+        else:
+            sums = np.einsum("ij,ij->i", X, X, dtype=np.float64)
+    return sums
 
 
 def times_powers_of_two(X: Block, exponents: Any) -> Block:

@@ -69,6 +69,10 @@ class Compound(Kernel):
         return tuple(function for part in self.parts for function in part.functions)
 
     @property
+    def encodes(self) -> bool:
+        return any(part.encodes for part in self.parts)
+
+    @property
     def learns_values(self) -> bool:
         return any(part.learns_values for part in self.parts)
 
@@ -191,6 +195,10 @@ class Columns(Compound):
         return self.columns if isinstance(self.columns, tuple) else (self.columns,)
 
     @property
+    def encodes(self) -> bool:
+        return self._is_named
+
+    @property
     def _is_named(self) -> bool:
         return self.columns is None or isinstance(self._listed[0], str)
 
@@ -216,7 +224,7 @@ class Columns(Compound):
             raise InputError(f"X has no column {missing[0]!r}; expected {expected}")
         if takes_tables(self.base):
             return X[list(names)]
-        if len(names) == 1 and encodes(self.base):
+        if len(names) == 1 and self.base.encodes:
             column = X[names[0]]
             if getattr(column.dtype, "kind", "O") not in "biuf":
                 return column
@@ -311,18 +319,9 @@ class Columns(Compound):
         return self.base.diagonal_of(self.cut(X))
 
 
-def encodes(kernel: Kernel) -> bool:
-    """Whether a kernel takes anything but rows of numbers."""
-    if isinstance(kernel, Columns):
-        return kernel._is_named
-    if isinstance(kernel, Compound):
-        return any(encodes(part) for part in kernel.parts)
-    return type(kernel).encode is not Kernel.encode
-
-
 def learns(kernel: Kernel) -> bool:
     """Whether a kernel is made from its training rows, as one of documents is from their words."""
-    return encodes(kernel) and not isinstance(kernel, CallableKernel)
+    return kernel.encodes and not isinstance(kernel, CallableKernel)
 
 
 def takes_tables(kernel: Kernel) -> bool:
@@ -385,14 +384,14 @@ def encoded_leaves(kernel: Kernel, X: Any) -> Any:
 
 def _needs_encoding(kernel: Kernel, X: Any) -> bool:
     """Whether some leaf takes its columns of these data as anything but numbers, or by name."""
-    if not encodes(kernel) or is_numeric(X):
+    if not kernel.encodes or is_numeric(X):
         return False
     parts = list(leaves(kernel))
     if any(isinstance(leaf, Columns) and leaf.columns is not None and leaf._is_named for leaf in parts):
         return True
     bases = [leaf.base if isinstance(leaf, Columns) else leaf for leaf in parts]
     # A function takes numbers and objects; text and graphs come in anything but a table of numbers.
-    if all(hasattr(base, "takes_objects") or not encodes(base) for base in bases):
+    if all(hasattr(base, "takes_objects") or not base.encodes for base in bases):
         return any(getattr(base, "takes_objects", False) for base in bases) or is_objects(X)
     return not hasattr(X, "columns") or is_objects(X)
 

@@ -1,17 +1,18 @@
 """Kernels of the Euclidean distance ‖x − z‖: RBF and Matérn."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import frexp, ldexp, sqrt
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse as sp
 from scipy.spatial.distance import cdist
 
 from dkrr import blas
-from dkrr.checks import finite, shown
+from dkrr.checks import finite, scales_of, shown
 from dkrr.errors import InputError
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import (
@@ -26,7 +27,7 @@ from dkrr.kernels.blocks import (
     squared_norms,
     times_powers_of_two,
 )
-from dkrr.kernels.lengths import Array, Scales, WithLengths, reference, scales_of, times_ratios
+from dkrr.kernels.lengths import Array, Scales, WithLengths, reference, times_ratios
 
 # ‖x‖² + ‖z‖² − 2xᵀz is wrong by a few eps (‖x‖² + ‖z‖²). RBF: that times γ is the error of the kernel, so
 # beyond this γ(‖x‖² + ‖z‖²) (about 1e-11 in float64, 1e-4 in float32) it is recomputed from x − z, unless
@@ -41,6 +42,8 @@ MAX_SIZE = {np.dtype(np.float64): 1e300, np.dtype(np.float32): 1e30}
 MAX_SCALE_EXPONENT = 200
 # Squares of Matérn's lengths, and their inverses, are in the range of float64.
 MIN_LENGTH = 1e-150
+# A sign bit, as an integer that is as large as an entry.
+SIGN_BIT = {dtype: np.array(-0.0, dtype).view(f"i{dtype.itemsize}") for dtype in (np.dtype("f8"), np.dtype("f4"))}
 # Gathering pairs of rows costs about as much as this many entries of cdist each.
 GATHER_ENTRIES = 8
 
@@ -75,6 +78,7 @@ class RBF(WithLengths):
 
     tag: ClassVar[str] = "rbf"
     names: ClassVar[tuple[str, ...]] = (tag,)
+    is_plain: ClassVar[bool] = True
     entry_seconds: ClassVar[float] = 1.5e-9
     _has_unit_diagonal: ClassVar[bool] = True
     _takes_csr: ClassVar[bool] = True
@@ -110,22 +114,18 @@ class RBF(WithLengths):
 
     def _block_writers(self, Y: Block, dtype: np.dtype[Any]) -> BlockWriters:
         assert self.gamma is not None, "the kernel must be resolved first"
-        gamma = self.gamma
-        columns = DistanceColumns(right := times_ratios(Y, gamma, 0.5), -reference(gamma, 0.5), dtype)
+        known = DistanceColumns(Y, -1.0, self.gamma, 0.5, dtype)
 
         def block_writer(X: Block) -> Fill:
-            return self._writer_of(ScaledSquaredDistances(right if X is Y else times_ratios(X, gamma, 0.5), columns))
+            exponents = ScaledSquaredDistances(X, known)
+
+            def fill(rows: slice, columns: slice, out: FloatArray) -> None:
+                exponents.fill_exponents(rows, columns, out)
+                np.exp(out, out=out)
+
+            return fill
 
         return block_writer
-
-    def _writer_of(self, exponent: "ScaledSquaredDistances") -> Fill:
-        exponents = exponents_of(exponent)
-
-        def fill(rows: slice, columns: slice, out: FloatArray) -> None:
-            exponents(rows, columns, out)
-            np.exp(out, out=out)
-
-        return fill
 
     def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         return np.ones(X.shape[0])
@@ -165,6 +165,7 @@ class Matern(WithLengths):
 
     tag: ClassVar[str] = "matern"
     names: ClassVar[tuple[str, ...]] = (tag,)
+    is_plain: ClassVar[bool] = True
     entry_seconds: ClassVar[float] = 4e-9
     _has_unit_diagonal: ClassVar[bool] = True
     _takes_csr: ClassVar[bool] = True
@@ -203,25 +204,18 @@ class Matern(WithLengths):
         return self._block_writers(Y, dtype)(X)
 
     def _block_writers(self, Y: Block, dtype: np.dtype[Any]) -> BlockWriters:
-        length_scales = self.length_scale
-        right = times_ratios(Y, length_scales, -1.0)
-        columns = DistanceColumns(right, 2 * self.nu / reference(length_scales, -1.0) ** 2, dtype)
+        known, near = DistanceColumns(Y, 2 * self.nu, self.length_scale, -1.0, dtype), REFINE_DISTANCE[dtype]
 
         def block_writer(X: Block) -> Fill:
-            return self._writer_of(
-                ScaledSquaredDistances(right if X is Y else times_ratios(X, length_scales, -1.0), columns)
-            )
+            squares, scratch = ScaledSquaredDistances(X, known), Scratch(dtype)
+
+            def fill(rows: slice, columns: slice, out: FloatArray) -> None:
+                squares.fill_squares(rows, columns, out, near)
+                self._decay(out, scratch)
+
+            return fill
 
         return block_writer
-
-    def _writer_of(self, squares: "ScaledSquaredDistances") -> Fill:
-        scratch, distances = Scratch(squares.dtype), squares_of(squares, REFINE_DISTANCE[squares.dtype])
-
-        def fill(rows: slice, columns: slice, out: FloatArray) -> None:
-            distances(rows, columns, out)
-            self._decay(out, scratch)
-
-        return fill
 
     def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         return np.ones(X.shape[0])
@@ -259,14 +253,34 @@ def moderate_lengths(length_scale: object) -> Scales:
 
 
 class DistanceColumns:
-    """Arrays of the rows of Y alone in s ‖x − z‖² (see `ScaledSquaredDistances`)."""
+    """Arrays of the rows of Y alone in f Σ (lᵖ (x − z))² over the columns (see `ScaledSquaredDistances`).
 
-    def __init__(self, Y: Block, scale: float, dtype: np.dtype[Any]) -> None:
-        self.Y, self.scale, self.dtype = Y, scale, dtype
+    Parameters
+    ----------
+    Y : ndarray or CSR, shape (n_columns, n_features)
+    factor : float
+        f.
+    scales : float or tuple of float
+        l of all columns or of each one. One for all becomes part of the number s that distances are multiplied by; of
+        several this is the largest power, and columns are multiplied by their ratios to it.
+    power : float
+        p.
+    dtype : dtype
+        float64 or float32.
+    """
+
+    def __init__(self, Y: Block, factor: float, scales: Scales, power: float, dtype: np.dtype[Any]) -> None:
+        self.given, self.scales, self.power, self.dtype = Y, scales, power, dtype
+        if isinstance(scales, Sequence):
+            size, Y = reference(scales, power), times_ratios(Y, scales, power)
+        else:
+            size = scales
+        scale = factor * size ** (2 * power) if power > 0 else factor / size ** (-2 * power)
+        self.Y, self.scale = Y, scale
         # Sizes that overflow are infinite or NaN; `fill` looks.
-        with np.errstate(over="ignore", invalid="ignore"):
-            if is_sparse(Y):
-                self.sizes = abs(scale) * squared_norms(Y)
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            if isinstance(Y, sp.csr_array):
+                self.sizes: Array = abs(scale) * squared_norms(Y)
                 return
             d = Y.shape[1]
             self.mean: npt.NDArray[np.float64] = np.add.reduce(Y, 0, np.float64) / len(Y)
@@ -284,21 +298,25 @@ class ScaledSquaredDistances:
     """
 
     def __init__(self, X: Block, known: DistanceColumns) -> None:
-        X, Y, scale = _with_moderate_scale(X, known.Y, known.scale)
-        self.dtype = dtype = known.dtype
-        if Y is not known.Y:
-            known = DistanceColumns(Y, scale, dtype)
+        dtype, Y, scale = known.dtype, known.Y, known.scale
+        if X is known.given:
+            X = Y
+        elif isinstance(known.scales, Sequence):
+            X = times_ratios(X, known.scales, known.power)
+        if abs(frexp(scale)[1]) > MAX_SCALE_EXPONENT:
+            X, Y, scale = _with_moderate_scale(X, Y, scale)
+            known = DistanceColumns(Y, scale, 1.0, 1.0, dtype)
         self._X, self._Y, self._scale = X, Y, scale
         self._dots: Fill | None = None
-        self.max_size = MAX_SIZE[dtype]
+        self._max_size, self._refined, self._sign_bit = MAX_SIZE[dtype], REFINE_EXPONENT[dtype], SIGN_BIT[dtype]
         self.error = 4.0 * (X.shape[1] + 2) * float(np.finfo(dtype).eps)
         """Bound of the error of an entry that `fill` writes, divided by its size."""
-        self._z_size = known.sizes
+        self._z_size: Array = known.sizes
         # Sizes that overflow are infinite or NaN; `fill` looks.
-        with np.errstate(over="ignore", invalid="ignore"):
-            if is_sparse(X):
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            if isinstance(X, sp.csr_array):
                 self._dots = dot_products(X, Y, dtype)
-                self._x_size = self._z_size if Y is X else abs(scale) * squared_norms(X)
+                self._x_size: Array = self._z_size if Y is X else abs(scale) * squared_norms(X)
                 return
             d = X.shape[1]
             if Y is X:
@@ -311,13 +329,13 @@ class ScaledSquaredDistances:
             self._left, self._right = left, known.rows
 
     def fill(self, rows: slice, columns: slice, out: FloatArray) -> float:
-        """Write s ‖x − z‖², up to the sign of rounding near zero, and return `largest` of the strip.
+        """Write s ‖x − z‖², up to the sign of rounding near zero, and return the largest size in the strip.
 
         Entries are products, wrong by up to `error` times their size. ∞ means that products might overflow,
         and that all entries are from differences.
         """
-        largest = self.largest(rows, columns)
-        if not largest <= self.max_size:
+        largest = float(self._x_size[rows].max() + self._z_size[columns].max())
+        if not largest <= self._max_size:
             for where, strip in _strips(rows, out):
                 self.refine(where, columns, strip, *_where(np.ones(strip.shape, dtype=bool)))
             return math.inf
@@ -334,6 +352,35 @@ class ScaledSquaredDistances:
     def largest(self, rows: slice, columns: slice) -> float:
         """Upper bound of `sizes` in the strip."""
         return float(self._x_size[rows].max() + self._z_size[columns].max())
+
+    def fill_exponents(self, rows: slice, columns: slice, out: FloatArray) -> None:
+        """Write −γ ‖x − z‖² ≤ 0, accurate enough for exp of it."""
+        limit = self._refined
+        if limit < self.fill(rows, columns, out) < math.inf:
+            for where, strip in _strips(rows, out):
+                i, j = _where(strip > ZERO_EXPONENT - self.error * self.largest(where, columns))
+                sizes = self.sizes(where, columns, i, j)
+                unsure = (sizes > limit) & (strip[i, j] > ZERO_EXPONENT - self.error * sizes)
+                self.refine(where, columns, strip, i[unsure], j[unsure])
+        # Rounding may leave a small positive exponent where rows are equal: all get the sign bit. (np.minimum with
+        # a number takes five times as long as this, and half as long as exp.)
+        bits = out.view(self._sign_bit.dtype)
+        np.bitwise_or(bits, self._sign_bit, out=bits)
+
+    def fill_squares(self, rows: slice, columns: slice, out: FloatArray, near: float, offset: float = 0.0) -> None:
+        """Write v = s ‖x − z‖² ≥ 0, recomputed from differences where v + offset is below `near` times its size.
+
+        The size is that of which eps is the error (`sizes`). No entry is infinite.
+        """
+        largest = self.fill(rows, columns, out)
+        if largest == math.inf:
+            np.minimum(out, np.finfo(out.dtype).max, out=out)  # ∞ times exp(−∞) is not 0
+        elif near * largest > offset:
+            for where, strip in _strips(rows, out):
+                i, j = _where(strip < near * self.largest(where, columns) - offset)
+                close = strip[i, j] < near * self.sizes(where, columns, i, j) - offset
+                self.refine(where, columns, strip, i[close], j[close])
+        np.abs(out, out=out)
 
     def sizes(
         self, rows: slice, columns: slice, i: npt.NDArray[np.intp], j: npt.NDArray[np.intp]
@@ -370,52 +417,9 @@ class ScaledSquaredDistances:
             out[some, others] = self._scale * squared_norms(differences)
 
 
-def exponents_of(squares: ScaledSquaredDistances) -> Fill:
-    """Filler of −γ ‖x − z‖² ≤ 0, accurate enough for exp of it."""
-    dtype = squares.dtype
-    limit = REFINE_EXPONENT[dtype]
-    sign = np.array(-0.0, dtype).view(f"i{dtype.itemsize}")
-
-    def fill(rows: slice, columns: slice, out: FloatArray) -> None:
-        if limit < squares.fill(rows, columns, out) < math.inf:
-            for where, strip in _strips(rows, out):
-                i, j = _where(strip > ZERO_EXPONENT - squares.error * squares.largest(where, columns))
-                sizes = squares.sizes(where, columns, i, j)
-                unsure = (sizes > limit) & (strip[i, j] > ZERO_EXPONENT - squares.error * sizes)
-                squares.refine(where, columns, strip, i[unsure], j[unsure])
-        # Rounding may leave a small positive exponent where rows are equal: all get the sign bit. (np.minimum with
-        # a number takes five times as long as this, and half as long as exp.)
-        bits = out.view(f"i{out.itemsize}")
-        np.bitwise_or(bits, sign, out=bits)
-
-    return fill
-
-
-def squares_of(squares: ScaledSquaredDistances, near: float, offset: float = 0.0) -> Fill:
-    """Filler of v = s ‖x − z‖² ≥ 0, recomputed from differences where v + offset is below `near` times its size.
-
-    The size is that of which eps is the error (`ScaledSquaredDistances.sizes`). No entry is infinite.
-    """
-
-    def fill(rows: slice, columns: slice, out: FloatArray) -> None:
-        largest = squares.fill(rows, columns, out)
-        if largest == math.inf:
-            np.minimum(out, np.finfo(out.dtype).max, out=out)  # ∞ times exp(−∞) is not 0
-        elif near * largest > offset:
-            for where, strip in _strips(rows, out):
-                i, j = _where(strip < near * squares.largest(where, columns) - offset)
-                close = strip[i, j] < near * squares.sizes(where, columns, i, j) - offset
-                squares.refine(where, columns, strip, i[close], j[close])
-        np.abs(out, out=out)
-
-    return fill
-
-
 def _with_moderate_scale(X: Block, Y: Block, scale: float) -> tuple[Block, Block, float]:
-    """Rows times 2ᵏ and s 4⁻ᵏ, with k = 0 unless s is beyond 2^±200; no digit changes."""
+    """Rows times 2ᵏ and s 4⁻ᵏ for an s beyond 2^±200, with k = 0 where that could overflow; no digit changes."""
     exponent = frexp(scale)[1]
-    if abs(exponent) <= MAX_SCALE_EXPONENT:
-        return X, Y, scale
     # Rows that are not small need no larger numbers, and might overflow.
     largest = max(float(abs(rows).max()) if min(rows.shape) else 0.0 for rows in (X, Y))
     half = min(exponent // 2, MAX_SCALE_EXPONENT - frexp(largest)[1])
@@ -447,6 +451,6 @@ def _augmented(
     rows = np.empty((n, d + 2), dtype=dtype)
     # Subtracted in float64 and then rounded, so that float32 keeps the digits of the small difference.
     np.subtract(X, mean, out=rows[:, :d], casting="same_kind")
-    squares = squared_norms(rows[:, :d])
+    squares = np.einsum("ij,ij->i", rows[:, :d], rows[:, :d], dtype=np.float64)
     rows[:, d] = scale * squares
     return rows, abs(scale) * squares

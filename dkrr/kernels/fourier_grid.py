@@ -63,10 +63,12 @@ class Term(NamedTuple):
 def gaussian_terms(kernel: Kernel, n_features: int) -> list[Term] | None:
     """Kernel as a sum of Gaussians: an RBF kernel, and sums, products and multiples of such kernels, of any columns.
 
-    None for other kernels.
+    None for other kernels, and where one takes more columns than a grid has.
     """
     match kernel:
         case RBF():
+            if n_features > MAX_GRID_COLUMNS:
+                return None
             gammas = np.broadcast_to(1.0 / n_features if kernel.gamma is None else kernel.gamma, n_features)
             return [Term(1.0, dict(enumerate(gammas.tolist())))]
         case Scaled():
@@ -416,6 +418,16 @@ class FourierZones(FeatureMap):
         for where, rows, phi, first, _ in self.zones(dense_rows(X)):
             out[where] = phi.multiply(rows, coef[first : first + phi.dimension(X.shape[1])])
         return out
+
+
+def map_of_predictions(phi: FeatureMap) -> FeatureMap:
+    """Map that predictions take: of a grid with all zones, as further rows may lie outside of its box."""
+    return FourierZones(phi) if isinstance(phi, FourierGrid) else phi
+
+
+def map_of_fit(phi: FeatureMap | None) -> FeatureMap | None:
+    """Map of the fit whose predictions take this one."""
+    return phi.inside if isinstance(phi, FourierZones) else phi
 
 
 def row_blocks(n: int) -> list[slice]:

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dkrr.checks import positive
 from dkrr.errors import InputError
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import Block, is_sparse
@@ -104,23 +103,12 @@ class WithLengths(Kernel):
         return (2 if self.has_length_of_columns else 1) * super().sparse_parts
 
     def kept_bytes(self, n_columns: int, n_features: int) -> int:
-        divided = 8 * n_columns * n_features if self.has_length_of_columns else 0
+        divided = 8 * n_columns * n_features if isinstance(getattr(self, self._of_columns), tuple) else 0
         return super().kept_bytes(n_columns, n_features) + divided
 
     def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
         divided = 8 * (n_rows + n_columns) * n_features if self.has_length_of_columns else 0
         return super()._dense_workspace_bytes(n_rows, n_columns, n_features) + divided
-
-
-def scales_of(values: object, name: str) -> Scales:
-    """Check a number above 0, or a sequence with one for each column, which becomes a tuple; else InputError."""
-    if isinstance(values, np.ndarray):
-        values = values.tolist()
-    if not isinstance(values, list | tuple):
-        return positive(values, name)
-    if len(values) == 0:
-        raise InputError(f"{name} is empty; expected a number above 0, or a sequence with one for each column")
-    return tuple(positive(value, f"{name}[{k}]") for k, value in enumerate(values))
 
 
 def reference(scales: Scales, power: float) -> float:
@@ -131,7 +119,7 @@ def reference(scales: Scales, power: float) -> float:
 
 
 def times_ratios(X: Block, scales: Scales, power: float) -> Block:
-    """Rows with columns times a power of (scale / reference); X itself with one scale for all."""
+    """Rows with columns times a power of (scale / reference), dense or CSR; X itself with one scale for all."""
     if not isinstance(scales, tuple):
         return X
     ratios: Array = (np.array(scales) / reference(scales, power)) ** power

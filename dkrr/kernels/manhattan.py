@@ -7,11 +7,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy.spatial.distance import cdist
 
-from dkrr.checks import positive
+from dkrr.checks import positive, scales_of
 from dkrr.errors import InputError
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import Block, Fill, FloatArray, Scratch, is_sparse
-from dkrr.kernels.lengths import Array, Scales, WithLengths, reference, scales_of, times_ratios
+from dkrr.kernels.lengths import Array, Scales, WithLengths, reference, times_ratios
 
 # CSR columns made dense at a time: with strips of 128 and 1024 rows, at most 4.5 MiB.
 CITYBLOCK_COLUMNS = 512
@@ -41,6 +41,7 @@ class Laplacian(WithLengths):
 
     tag: ClassVar[str] = "laplacian"
     names: ClassVar[tuple[str, ...]] = (tag,)
+    is_plain: ClassVar[bool] = True
     entry_seconds: ClassVar[float] = 1.5e-9
     column_seconds: ClassVar[float] = 0.3e-9
     _has_unit_diagonal: ClassVar[bool] = True

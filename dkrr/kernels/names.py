@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.checks import finite, shown
+from dkrr.checks import finite, scales_of, shown
 from dkrr.errors import InputError, InputTypeError, InputWarning
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.custom import CallableKernel
-from dkrr.kernels.lengths import scales_of
 from dkrr.kernels.registry import NAMED
 from dkrr.text import near_names
 
@@ -79,7 +78,14 @@ def as_kernel(
 
 def kernel_of(kernel: object, *, kernel_params: Mapping[str, Any] | None = None, **given: Any) -> Kernel:
     """The kernel of `as_kernel`, without its warning: gamma, degree and coef0 that are not given are the defaults."""
-    common, settings = SETTING_DEFAULTS | given, _checked_params(kernel_params)
+    common, settings = SETTING_DEFAULTS | given, {}
+    if kernel_params is not None:
+        if not isinstance(kernel_params, Mapping) or not all(isinstance(name, str) for name in kernel_params):
+            raise InputTypeError(
+                f"kernel_params is {shown(kernel_params)}; expected a dict of parameters by name, or None: for example "
+                f'{{"nu": 2.5}}'
+            )
+        settings = dict(kernel_params)
     gamma, degree, coef0 = common.values()
     if isinstance(gamma, str):
         raise InputTypeError(
@@ -108,34 +114,26 @@ def kernel_of(kernel: object, *, kernel_params: Mapping[str, Any] | None = None,
     )
 
 
-def _checked_params(kernel_params: Any) -> dict[str, Any]:
-    if kernel_params is None:
-        return {}
-    if not isinstance(kernel_params, Mapping) or not all(isinstance(name, str) for name in kernel_params):
-        raise InputTypeError(
-            f"kernel_params is {shown(kernel_params)}; expected a dict of parameters by name, or None: for example "
-            f'{{"nu": 2.5}}'
-        )
-    return dict(kernel_params)
-
-
 def _named_kernel(name: str, common: dict[str, Any], extra: dict[str, Any]) -> Kernel:
     if name not in NAMED:
         raise InputError(
             f"kernel is {shown(name)}; expected one of {listed(NAMED)}, a dkrr.kernels.Kernel or a function of "
             f"blocks (X, Y){_suggestion(name)}"
         )
-    kernel, taken = NAMED[name], taken_by(name)
-    refuse_twice({key: common[key] for key in taken if is_given(key, common[key])}, extra)
-    settings = {key: common[key] for key in taken}
+    kernel = NAMED[name]
+    settings = dict(common)
+    for key in common.keys() - taken_by(name):
+        del settings[key]
+    if extra:
+        refuse_twice({key: value for key, value in settings.items() if is_given(key, value)}, extra)
+        unknown = sorted(extra.keys() - parameters(kernel))
+        if unknown:
+            raise InputError(
+                f"kernel_params: the kernel {name!r} has no parameter {', '.join(unknown)}; expected "
+                f"{listed(parameters(kernel)) or 'none'}"
+            )
     if settings.get("gamma", 0) is None:
         del settings["gamma"]  # the kernel's own default, which is 1 for "chi2"
-    unknown = sorted(extra.keys() - parameters(kernel))
-    if unknown:
-        raise InputError(
-            f"kernel_params: the kernel {name!r} has no parameter {', '.join(unknown)}; expected "
-            f"{listed(parameters(kernel)) or 'none'}"
-        )
     found: Kernel = made(kernel, name, settings | extra)
     return found
 
@@ -157,8 +155,8 @@ def is_given(name: str, value: object) -> bool:
 
 def taken_by(kernel: object) -> tuple[str, ...]:
     """Names among gamma, degree and coef0 that a kernel of `as_kernel` takes."""
-    known = parameters(NAMED[kernel]) if isinstance(kernel, str) and kernel in NAMED else ()
-    return tuple(name for name in SETTING_DEFAULTS if name in known)
+    known = parameters(NAMED[kernel]) if isinstance(kernel, str) and kernel in NAMED else {}
+    return tuple(filter(known.__contains__, SETTING_DEFAULTS))
 
 
 def warn_of_unused(given: Mapping[str, Any], *, stacklevel: int) -> None:
@@ -172,10 +170,8 @@ def warn_of_unused(given: Mapping[str, Any], *, stacklevel: int) -> None:
         1: the caller of this function.
     """
     kernels = list(given["kernel"]) if is_list(given["kernel"]) else [given["kernel"]]
-    if not all(isinstance(kernel, str) for kernel in kernels):
-        return
-    unused = {name: given[name] for name in SETTING_DEFAULTS if _is_unused(name, given[name], kernels)}
-    if not unused:
+    unused = _ignored(given, kernels)
+    if not unused or not all(isinstance(kernel, str) for kernel in kernels):
         return
     are, them = ("is", "it") if len(unused) == 1 else ("are", "them")
     values = " and ".join(f"{name}={shown(value)}" for name, value in unused.items())
@@ -194,9 +190,13 @@ def warn_of_unused(given: Mapping[str, Any], *, stacklevel: int) -> None:
     )
 
 
-def _is_unused(name: str, value: object, kernels: list[Any]) -> bool:
-    """Whether a parameter is given, or candidates of it are, that none of the kernels has."""
-    return (is_list(value) or is_given(name, value)) and not any(name in taken_by(kernel) for kernel in kernels)
+def _ignored(given: Mapping[str, Any], kernels: list[Any]) -> dict[str, Any]:
+    """Values, or candidates, of gamma, degree and coef0 that are given and that none of the kernels has."""
+    taken, found = set[str]().union(*map(taken_by, kernels)), {}
+    for name in SETTING_DEFAULTS:
+        if name not in taken and (is_list(given[name]) or is_given(name, given[name])):
+            found[name] = given[name]
+    return found
 
 
 SEARCHED = ("kernel", *SETTING_DEFAULTS)
@@ -233,12 +233,13 @@ def candidate_grid(given: Mapping[str, Any], kernel_params: Any) -> list[dict[st
         is_named = isinstance(kernel, str)
         return _combined({name: lists[name] for name in lists if not is_named or name in taken_by(kernel)})
     kernels = lists["kernel"]
-    for name, default in SETTING_DEFAULTS.items():
-        if _is_unused(name, given[name], kernels) and not all(isinstance(kernel, str) for kernel in kernels):
-            raise InputError(
-                f"{name} is {shown(given[name])}, which none of the kernels {shown(kernels)} has; expected "
-                f"{name}={default!r}"
-            )
+    ignored = _ignored(given, kernels)
+    if ignored and not all(isinstance(kernel, str) for kernel in kernels):
+        name, value = next(iter(ignored.items()))
+        raise InputError(
+            f"{name} is {shown(value)}, which none of the kernels {shown(kernels)} has; expected "
+            f"{name}={SETTING_DEFAULTS[name]!r}"
+        )
     found = list[dict[str, Any]]()
     for kernel in kernels:
         of_kernel = {name: values for name, values in lists.items() if name in taken_by(kernel)}

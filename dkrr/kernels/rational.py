@@ -15,9 +15,8 @@ from dkrr.kernels.euclidean import (
     DistanceColumns,
     ScaledSquaredDistances,
     moderate_lengths,
-    squares_of,
 )
-from dkrr.kernels.lengths import Array, Scales, WithLengths, reference, times_ratios
+from dkrr.kernels.lengths import Array, Scales, WithLengths
 
 # An error of eps size in u changes k by up to eps a size / (1 + u). Where a size / (1 + u) is larger than this, for an
 # error of 1e-12 in float64 and 1e-5 in float32, u is recomputed from x − z.
@@ -60,6 +59,7 @@ class RationalQuadratic(WithLengths):
 
     tag: ClassVar[str] = "rational_quadratic"
     names: ClassVar[tuple[str, ...]] = (tag,)
+    is_plain: ClassVar[bool] = True
     entry_seconds: ClassVar[float] = 3e-9
     _has_unit_diagonal: ClassVar[bool] = True
     _takes_csr: ClassVar[bool] = True
@@ -100,27 +100,20 @@ class RationalQuadratic(WithLengths):
         return self._block_writers(Y, dtype)(X)
 
     def _block_writers(self, Y: Block, dtype: np.dtype[Any]) -> BlockWriters:
-        length_scales = self.length_scale
-        right = times_ratios(Y, length_scales, -1.0)
-        columns = DistanceColumns(right, 0.5 / self.alpha / reference(length_scales, -1.0) ** 2, dtype)
+        known, near = DistanceColumns(Y, 0.5 / self.alpha, self.length_scale, -1.0, dtype), REFINE_SIZE[dtype]
 
         def block_writer(X: Block) -> Fill:
-            return self._writer_of(
-                ScaledSquaredDistances(right if X is Y else times_ratios(X, length_scales, -1.0), columns)
-            )
+            squares = ScaledSquaredDistances(X, known)
+
+            def fill(rows: slice, columns: slice, out: FloatArray) -> None:
+                squares.fill_squares(rows, columns, out, self.alpha / near, 1.0)
+                np.log1p(out, out=out)
+                out *= -self.alpha
+                np.exp(out, out=out)
+
+            return fill
 
         return block_writer
-
-    def _writer_of(self, squares: ScaledSquaredDistances) -> Fill:
-        distances = squares_of(squares, self.alpha / REFINE_SIZE[squares.dtype], 1.0)
-
-        def fill(rows: slice, columns: slice, out: FloatArray) -> None:
-            distances(rows, columns, out)
-            np.log1p(out, out=out)
-            out *= -self.alpha
-            np.exp(out, out=out)
-
-        return fill
 
     def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         return np.ones(X.shape[0])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dkrr.data import Rows
 from dkrr.data.rows import Block, dense
 from dkrr.kernels import Kernel
-from dkrr.linalg.sources import KERNEL_BLOCK, call_in_blocks, located
+from dkrr.linalg.sources import KERNEL_BLOCK, fill_gram, located
 
 Array = NDArray[np.float64]
 
@@ -70,12 +70,13 @@ class GramColumns(ColumnSource):
     def block(self, rows: slice, taken: Block) -> Array:
         out = np.empty((rows.stop - rows.start, taken.shape[0]))
         for where, block in self._blocks(rows):
-            call_in_blocks(self.kernel, block, taken, out[where.start - rows.start : where.stop - rows.start])
+            part = out[where.start - rows.start : where.stop - rows.start]
+            fill_gram(self.kernel, block, taken, part, origin=None)
         return out
 
     def among(self, left: Block, right: Block) -> Array:
         out = np.empty((left.shape[0], right.shape[0]))
-        call_in_blocks(self.kernel, left, right, out)
+        fill_gram(self.kernel, left, right, out, origin=None)
         return out
 
 

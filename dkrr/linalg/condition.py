@@ -119,9 +119,9 @@ def condition_number(product: Moments, solved: Moments) -> float:
         Moments of z and the inverse times z.
     """
     numbers = (*product, *solved)
-    if not all(math.isfinite(x) for x in numbers):
+    if not all(map(math.isfinite, numbers)):
         return math.nan
-    if not all(x > 0 for x in numbers):
+    if not min(numbers) > 0:
         return math.inf
     # In this order nothing overflows before the result does.
     return max(1.0, (product.norm / product.dot) * (solved.norm / solved.dot) * product.norm * solved.norm)
@@ -129,8 +129,7 @@ def condition_number(product: Moments, solved: Moments) -> float:
 
 def worst(conditions: Sequence[float]) -> float:
     """Largest of those that are known; NaN if none is."""
-    known = [c for c in conditions if not math.isnan(c)]
-    return max(known, default=math.nan)
+    return float(np.fmax.reduce(conditions, initial=math.nan))
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,8 @@ class SolvedProbe:
         """Make a probe of D z and (A + diag(s))⁻¹ D z, both of shape (n,)."""
         with np.errstate(over="ignore", invalid="ignore"):
             moments = Moments.of_solved(right_side, x, scaling)
-        return cls(multiplied_probe(right_side, scaling), scaling, moments)
+            vector = right_side if scaling is None else right_side / scaling / scaling  # see `multiplied_probe`
+        return cls(vector, scaling, moments)
 
     def condition(self, product: Array) -> float:
         """Condition number of A + diag(s), from its product with `vector`."""

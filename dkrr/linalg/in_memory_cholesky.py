@@ -1,11 +1,12 @@
 """Systems in the memory of the calling process: the tasks of `cholesky` on tiles that lie there.
 
 A factor overwrites its tiles. The true residual is computed from tiles that are formed again, as out of
-core, or from a matrix that is kept beside the factor, where forming it takes long. A small matrix is one tile; it and
-its factor share a square, and no task is made for it.
+core, or from a matrix that is kept beside the factor, where forming it takes long. A small matrix is one tile, for
+which no task is made; in float64 it is a `linalg.square.SquareMatrix`.
 """
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from dkrr.cost import Work
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.cholesky import TiledSystem, TileStep, cholesky_tasks, factor_tile, n_updates
 from dkrr.linalg.products import Operator, Precision
-from dkrr.linalg.sources import KERNEL_BLOCK, TileSource, cut_tile
+from dkrr.linalg.sources import TileSource, cut_tile
 from dkrr.store import MemoryMatrix, TileGrid
 
 Array = NDArray[np.float64]
@@ -83,9 +84,9 @@ def share_of(progress: Progress | None, tasks: Sequence[Task], amount: float = 1
 
 
 class InMemoryMatrix(TileSource, Operator):
-    """A in memory; a factor made `factor_buffer` it takes what is below the diagonal of its squares, where A is above.
+    """A in memory; a factor in its `factor_buffer` has what is below the diagonal of its squares, where A is above.
 
-    So a matrix of one tile and its factor take one square, and of any other one and its factor little more.
+    So A and one factor take little more memory than A; further ones that exist beside it have their own squares.
 
     Parameters
     ----------
@@ -98,6 +99,8 @@ class InMemoryMatrix(TileSource, Operator):
         self.n, self.grid, self.record = grid.n, grid, RunRecord()
         self._matrix, self._is_whole = matrix, [True] * grid.n_tiles
         self.diagonal = np.concatenate([matrix.tile_buffer(i, i).diagonal() for i in range(grid.n_tiles)])
+        self._sharing: Callable[[], MemoryMatrix | None] = lambda: None
+        """Reference to the factor that has the squares."""
 
     @classmethod
     def of_source(
@@ -116,8 +119,12 @@ class InMemoryMatrix(TileSource, Operator):
         return cls(matrix)
 
     def factor_buffer(self) -> MemoryMatrix:
-        """Matrix for one factor at a time."""
-        return self._matrix.factor_buffer()
+        """Empty matrix for a factor, with the squares of A unless another factor that still exists has them."""
+        if self._sharing() is not None:
+            return MemoryMatrix(self.grid)
+        buffer = self._matrix.factor_buffer()
+        self._sharing = weakref.ref(buffer)
+        return buffer
 
     def fill(self, meter: Meter, out: NDArray[np.float64], rows: slice, columns: slice) -> None:  # noqa: ARG002
         i, j = rows.start // self.grid.tile, columns.start // self.grid.tile
@@ -170,7 +177,7 @@ def form_tile(meter: Meter, source: TileSource, matrix: MemoryMatrix, i: int, j:
     """Task: form one tile where it stays, those on the diagonal whole."""
     tile = matrix.tile_buffer(i, j)
     source.fill(meter, tile, matrix.grid.rows(i), matrix.grid.rows(j))
-    if i == j and len(tile) > KERNEL_BLOCK:  # smaller ones are whole
+    if i == j:
         mirror_lower(tile)
 
 

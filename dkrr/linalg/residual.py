@@ -112,43 +112,55 @@ def _strips(vectors: Array) -> Iterator[slice]:
     """Ranges of rows whose temporary arrays stay in cache."""
     n, m = vectors.shape
     height = max(1, CHECK_STRIP_ENTRIES // max(m, 1))
-    return (slice(start, min(start + height, n)) for start in range(0, n, height))
+    for start in range(0, n, height):
+        yield slice(start, min(start + height, n))
 
 
-def checked(
-    right_sides: Array,
-    shift: Array,
-    x: Array,
-    multiply: Callable[[Array], Array],
-    constants: Array | None,
-    probe: SolvedProbe,
-) -> Check:
+@dataclass(frozen=True)
+class SystemSolution:
+    """Solution of (A + diag(s)) X = B, and of a random right-hand side after B, for the condition number.
+
+    Vectors are in chunks of tile rows if they are stored.
+    """
+
+    x: Array
+    """X, of shape (n, m)."""
+    probe: SolvedProbe
+    shift: Vectors
+    """s, of shape (n, 1)."""
+    right_sides: Vectors
+    """B and the probe after it, of shape (n, m + 1)."""
+    solution: Vectors
+    """X and the solution for the probe, of shape (n, m + 1)."""
+    scaling: Vectors | None
+    """D of A + diag(s), with which the probe was made, of shape (n, 1); None: ones."""
+
+
+def checked(solved: SystemSolution, multiply: Callable[[Array], Array], constants: Array | None) -> Check:
     """Check a solution by one product.
 
     Parameters
     ----------
-    right_sides : ndarray of shape (n, m + 1)
-        B, and the probe after it; overwritten.
-    shift : ndarray of shape (n, 1)
-        s.
-    x : ndarray of shape (n, m + 1)
-        X, and what the probe became; overwritten.
+    solved : SystemSolution
+        In memory; its vectors are overwritten.
     multiply : callable
         Gives A V.
     constants : ndarray of shape (k, t), optional
         See `without_intercept`.
-    probe : SolvedProbe
-        The last columns of both.
     """
+    right_sides, x, shift, probe = solved.right_sides, solved.solution, solved.shift, solved.probe
+    assert isinstance(right_sides, np.ndarray) and isinstance(x, np.ndarray) and isinstance(shift, np.ndarray)
     # What overflows becomes a residual or a condition number that is not finite.
     with np.errstate(over="ignore", invalid="ignore"):
         x[:, -1] = probe.vector
         x = np.ascontiguousarray(without_intercept(x, constants))
-        contribution = _contribution(right_sides, shift, x, multiply(x), constants, probe.scaling)
-        residual, correction = _joined([contribution])
-        return Check(
-            residual, contribution.squares, condition_number(contribution.multiplied, probe.moments), correction
-        )
+        found = _contribution(right_sides, shift, x, multiply(x), constants, probe.scaling)
+        condition = condition_number(found.multiplied, probe.moments)
+        (norms, sizes), corrections = found.norms, found.constants
+        whole = relative_by_columns(np.hypot(norms, found.intercept_norm * corrections), sizes).max()
+        if whole <= MIN_INTERCEPT_RESIDUAL:
+            return Check(float(whole), found.squares, condition, np.zeros(len(corrections)))
+        return Check(float(relative_by_columns(norms, sizes).max()), found.squares, condition, corrections)
 
 
 class _Contribution(NamedTuple):
@@ -222,6 +234,11 @@ class TiledSolution:
     scaling: Vectors | None = None
     """D of A + diag(s), with which the probe was made, of shape (n, 1)."""
 
+    @classmethod
+    def of(cls, source: TileSource, grid: TileGrid, solution: SystemSolution) -> "TiledSolution":
+        """System with its tiles, and its solution."""
+        return cls(source, grid, solution.shift, solution.right_sides, solution.solution, solution.scaling)
+
 
 def check_tiled(
     solved: TiledSolution, constants: Array | None, executor: Executor, progress: Progress, slots: int
@@ -258,9 +275,10 @@ def check_tiled(
             return Check(residual, squares, condition_number(multiplied, of_solved), correction), record
         operator, everything = TiledOperator(solved.source, grid, executor, "residual", slots), slice(0, grid.n)
         b, shift, x = (read_range(v, everything) for v in (solved.right_sides, solved.shift, solved.solution))
-        probe = SolvedProbe.of_solution(b[:, -1], x[:, -1], _range(solved.scaling, everything))
-        check = checked(b, shift, x, operator.multiply, constants, probe)
-        return check, operator.record
+        scaling = _range(solved.scaling, everything)
+        probe = SolvedProbe.of_solution(b[:, -1], x[:, -1], scaling)
+        whole = SystemSolution(x[:, :-1], probe, shift, b, x, scaling)
+        return checked(whole, operator.multiply, constants), operator.record
 
 
 def uses_symmetry(grid: TileGrid, m: int) -> bool:

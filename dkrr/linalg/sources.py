@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from dkrr.data import MemoryRows, Rows
 from dkrr.data.rows import SPARSE_STRIP_ENTRIES, Block, cuts_by_entries, dense, n_bytes
 from dkrr.errors import InputError, KernelFunctionError, NotFiniteError
 from dkrr.kernels import Kernel
-from dkrr.kernels.blocks import LARGE_STRIP_COLUMNS, LARGE_STRIP_ROWS, SYMMETRY_TOLERANCE, mirror_lower
+from dkrr.kernels.blocks import LARGE_STRIP_COLUMNS, LARGE_STRIP_ROWS, SYMMETRY_TOLERANCE, as_row_pair, mirror_lower
 from dkrr.store import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
 
 KERNEL_BLOCK = 1024
@@ -114,8 +113,9 @@ class GramTiles(TileSource):
             with meter.time("gram"):
                 fill_gram(self.kernel, left, right, block, lower=left is right, origin=(r.start, c.start))
             del left, right  # before the next ones are read
-        with meter.time("gram"):
-            scale_block(out, self.scale, rows, columns)
+        if self.scale is not None:
+            with meter.time("gram"):
+                scale_block(out, self.scale, rows, columns)
 
     def strips(self, meter: Meter, rows: slice, columns: slice, dtype: DTypeLike) -> Iterator[Strip]:
         """See base class. The tile is never formed: its strips stay in cache."""
@@ -210,9 +210,11 @@ def fill_gram(
     out: NDArray[Any],
     *,
     lower: bool = False,
-    origin: tuple[int, int] = (0, 0),
+    origin: tuple[int, int] | None = (0, 0),
 ) -> None:
     """Write k(left, right) to `out`, in blocks that keep the kernel's temporaries small.
+
+    Where both are the same rows, the blocks on the diagonal are symmetric.
 
     Parameters
     ----------
@@ -221,27 +223,20 @@ def fill_gram(
     out : ndarray of shape (m, n)
     lower : bool
         left and right are the same rows; blocks above the diagonal are left as they are.
-    origin : (int, int)
-        Number of the first row and of the first column, for the message of a kernel function that fails.
+    origin : (int, int), optional
+        Number of the first row and of the first column, for the message of a kernel function that fails; None: rows are
+        not consecutive in a matrix.
     """
-    tops = kernel_blocks(left)
+    kernel, tops = kernel.resolved(left.shape[1]), kernel_blocks(left)
     for k, rows in enumerate(tops):
         for columns in tops[: k + 1] if lower else kernel_blocks(right):
-            with located(shifted(rows, origin[0]), shifted(columns, origin[1])):
-                if lower and rows == columns:
-                    kernel(left[rows], out=out[rows, columns])
-                else:
-                    kernel(left[rows], right[columns], out=out[rows, columns])
-
-
-def call_in_blocks(kernel: Kernel, left: Block, right: Block, out: NDArray[Any]) -> None:
-    """Write k(left, right) to `out` in the blocks of `fill_gram`, for rows that are not consecutive in a matrix."""
-    for rows in kernel_blocks(left):
-        for columns in kernel_blocks(right):
-            if left is right and rows == columns:
-                kernel(left[rows], out=out[rows, columns])
-            else:
-                kernel(left[rows], right[columns], out=out[rows, columns])
+            pair = as_row_pair(left[rows], None if (lower or left is right) and rows == columns else right[columns])
+            try:
+                kernel.write_block(*pair, out[rows, columns])
+            except (NotFiniteError, KernelFunctionError) as error:
+                if origin is None:
+                    raise
+                raise located_error(error, shifted(rows, origin[0]), shifted(columns, origin[1])) from error.__cause__
 
 
 def kernel_blocks(block: Block) -> list[slice]:
@@ -250,7 +245,7 @@ def kernel_blocks(block: Block) -> list[slice]:
     cuts = [*range(0, n, KERNEL_BLOCK), n]
     if sp.issparse(block):
         cuts = cuts_by_entries(block.indptr, SPARSE_STRIP_ENTRIES, KERNEL_BLOCK)
-    return [slice(a, b) for a, b in pairwise(cuts)]
+    return list(map(slice, cuts, cuts[1:]))
 
 
 def shifted(rows: slice, by: int) -> slice:
@@ -263,12 +258,19 @@ def located(rows: slice, columns: slice) -> Iterator[None]:
     """Say in an error of the user's kernel function which rows it had, and number a row as in the whole matrix."""
     try:
         yield
-    except NotFiniteError as error:
-        raise NotFiniteError(error.message, None if error.row is None else rows.start + error.row) from None
-    except KernelFunctionError as error:
-        raise KernelFunctionError(
-            f"{error} (in the block of rows {rows.start} to {rows.stop - 1} and {columns.start} to {columns.stop - 1})"
-        ) from error.__cause__
+    except (NotFiniteError, KernelFunctionError) as error:
+        raise located_error(error, rows, columns) from error.__cause__
+
+
+def located_error(
+    error: NotFiniteError | KernelFunctionError, rows: slice, columns: slice
+) -> NotFiniteError | KernelFunctionError:
+    """The error with the numbers that its rows and columns have in the whole matrix."""
+    if isinstance(error, NotFiniteError):
+        return NotFiniteError(error.message, None if error.row is None else rows.start + error.row)
+    return KernelFunctionError(
+        f"{error} (in the block of rows {rows.start} to {rows.stop - 1} and {columns.start} to {columns.stop - 1})"
+    )
 
 
 def scale_block(out: NDArray[Any], scale: Vectors | None, rows: slice, columns: slice) -> None:
@@ -415,6 +417,14 @@ class ResidentRows(Rows):
     @property
     def dtype(self) -> Any:
         return self.rows.dtype
+
+    @property
+    def pointers(self) -> NDArray[Any] | None:
+        return self.rows.pointers
+
+    @property
+    def index_bytes(self) -> int:
+        return self.rows.index_bytes
 
     def read(self, start: int, stop: int, columns: slice = slice(None)) -> Any:
         return self._kept().read(start, stop, columns)

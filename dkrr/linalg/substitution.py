@@ -16,15 +16,14 @@ so that only the solve tasks wait for each other. How blocks are cut depends on 
 - vectors in a store, many times (`SharedFactor`): few blocks, so that a task takes longer than sending it;
 - vectors in memory (`in_memory`): X takes the place of B. Sums are subtracted there, one after another.
 
-As the preconditioner of an iterative solver a stored factor gives (L Lᵀ)⁻¹ R again and again. `LocalFactor`
-substitutes in threads of the calling process, on vectors in its memory, block by block: the one to be solved next is
-updated first, so that threads seldom wait for the chain of diagonal blocks. On a cluster one
-machine reads no faster than its own disk or network; `SharedFactor` lets the workers read.
+As the preconditioner of an iterative solver a stored factor gives (L Lᵀ)⁻¹ R again and again (`linalg.factor`).
+`LocalFactor` substitutes in threads of the calling process, on vectors in its memory, block by block: the one to be
+solved next is updated first, so that threads seldom wait for the chain of diagonal blocks. On a cluster one machine
+reads no faster than its own disk or network; `SharedFactor` lets the workers read.
 """
 
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -32,13 +31,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
-from dkrr.cluster import Executor, Meter, Progress, RunRecord, Task, ThreadExecutor
-from dkrr.cluster.tasks import execute
+from dkrr.cluster import Meter, Task
 from dkrr.cost import Work
 from dkrr.linalg.cholesky import N_SLOTS, Matrix, factor_bytes, prefetched
-from dkrr.linalg.products import column_sizes
 from dkrr.linalg.sources import Vectors, read_range
-from dkrr.store import ChunkedArray, MemoryMatrix, RunStore, TileGrid
+from dkrr.store import ChunkedArray, MemoryMatrix, TileGrid
 from dkrr.store.format import OVERHEAD_BYTES
 
 Array = NDArray[np.float64]
@@ -364,130 +361,11 @@ def substitution_work(grid: TileGrid, n_right_sides: int, itemsize: int = 8) -> 
     )
 
 
-@dataclass
-class LocalFactor:
-    """(L Lᵀ)⁻¹ applied by threads of the calling process, each with one BLAS thread; bits do not depend on how many.
-
-    Parameters
-    ----------
-    factor : TiledMatrix or MemoryMatrix
-        Complete lower Cholesky factor, float64 or float32.
-    n_threads : int
-    """
-
-    factor: Matrix
-    n_threads: int
-    record: RunRecord = field(default_factory=RunRecord)
-
-    def apply(self, residual: Array) -> Array:
-        """X = L⁻ᵀ L⁻¹ R.
-
-        Parameters
-        ----------
-        residual : ndarray of shape (n, m)
-
-        Returns
-        -------
-        ndarray of shape (n, m)
-
-        Raises
-        ------
-        StoreError
-            If a panel of L is missing or damaged.
-        """
-        # Substitution in the precision of the factor changes it by no more than its own rounding.
-        sizes = column_sizes(residual)  # float32 has a small range
-        x = np.array(residual / sizes, self.factor.dtype, order="C")
-        done = execute(Task("precondition", self._substitute, (x,)))  # one record: tasks may be thousands
-        self.record.add(RunRecord(done.seconds, [done]))
-        return x * sizes
-
-    def _substitute(self, meter: Meter, x: NDArray[Any]) -> None:
-        # Sums are subtracted in the same order however blocks are cut; tasks cost little here, so blocks are smaller.
-        cuts = block_cuts(self.factor.grid.n_tiles, 2 * self.n_threads)
-        forward = Substitution.in_memory(self.factor, x, cuts, transpose=False)
-        backward = Substitution.in_memory(self.factor, x, cuts, transpose=True)
-        with ThreadExecutor(self.n_threads) as executor:
-            for task in executor.run(both_sweeps(forward, backward), Progress()).tasks:
-                meter.bytes_read += task.bytes_read
-                for kind, seconds in task.seconds_by_kind.items():
-                    meter.seconds[kind] += seconds
-
-
-@dataclass
-class ScaledFactor:
-    """P (L Lᵀ)⁻¹ P, the inverse of a matrix A with L Lᵀ ≈ P A P.
-
-    Parameters
-    ----------
-    factor : LocalFactor or SharedFactor
-    scale : ndarray of shape (n, 1)
-        P.
-    """
-
-    factor: "LocalFactor | SharedFactor"
-    scale: Array
-
-    def apply(self, residual: Array) -> Array:
-        """See `LocalFactor.apply`."""
-        return self.factor.apply(residual * self.scale) * self.scale
-
-
 def both_sweeps(forward: Substitution, backward: Substitution) -> list[Task]:
     """Tasks of a forward sweep and of the backward sweep after it."""
     tasks = substitution_tasks(forward, "forward")
     solving = tuple(task.key for task in tasks if task.function is solve_block)  # each after its sums
     return tasks + substitution_tasks(backward, "backward", solving)
-
-
-@dataclass
-class SharedFactor:
-    """(L Lᵀ)⁻¹ applied by the tasks of an executor; bits depend on the number of blocks only.
-
-    Vectors of every application lie in their own arrays: a late duplicate of a task cannot write to the next one's.
-
-    Parameters
-    ----------
-    factor : TiledMatrix or MemoryMatrix
-        Complete lower Cholesky factor, float64 or float32.
-    executor : Executor
-    store : RunStore
-    group : str
-        Place of the vectors in the store during an application.
-    slots : int
-        Tasks that run at once.
-    """
-
-    factor: Matrix
-    executor: Executor
-    store: RunStore
-    group: str
-    slots: int
-    record: RunRecord = field(default_factory=RunRecord)
-
-    def apply(self, residual: Array) -> Array:
-        """See `LocalFactor.apply`."""
-        grid, m, name = self.factor.grid, residual.shape[1], f"{self.group}/apply-{uuid.uuid4().hex[:8]}"
-        cuts = block_cuts(grid.n_tiles, self.slots)
-
-        def vectors(of: str, rows: int = grid.n) -> ChunkedArray:
-            return self.store.create_array(f"{name}/{of}", (rows, m), (grid.tile, m))
-
-        def job(of: str, right_sides: ChunkedArray, solution: ChunkedArray, *, transpose: bool) -> Substitution:
-            n_sums = len(cuts) - 3
-            sums = vectors(f"{of}-sums", n_sums * grid.n_tiles * grid.tile) if n_sums > 0 else None
-            return Substitution(self.factor, right_sides, solution, transpose, cuts, n_near=1, sums=sums)
-
-        self.store.create_group(name)
-        try:
-            given, between, solution = vectors("residual"), vectors("forward"), vectors("backward")
-            given.fill(np.asarray(residual, np.float64))
-            forward = job("forward", given, between, transpose=False)
-            backward = job("backward", between, solution, transpose=True)
-            self.record.add(self.executor.run(both_sweeps(forward, backward), Progress()))
-            return solution.load()
-        finally:
-            self.store.delete(name)
 
 
 def block_cuts(n_tiles: int, slots: int) -> tuple[int, ...]:

@@ -30,7 +30,8 @@ from dkrr.kernels.columns import Columns, Compound
 from dkrr.kernels.custom import FunctionCost
 from dkrr.linalg.products import Precision
 from dkrr.linalg.sources import cut_tile
-from dkrr.planning.problem import EntrySeconds, Problem
+from dkrr.planning.facts import EntrySeconds
+from dkrr.planning.problem import Problem
 from dkrr.store import ChunkedArray
 
 SIDE, PANEL = 1024, 512
@@ -209,7 +210,7 @@ def with_measured_kernel(problem: Problem, rows: Rows | None) -> Problem:
         return problem
     has_new = any(k.cost is None for k in problem.kernel.functions) and problem.n >= MIN_ROWS
     nominal = problem.n**2 / 2 * problem.kernel.nominal_seconds(problem.d)
-    is_large = problem.entry_seconds is None and nominal > GRAM_SECONDS and setting("quick-measurement")
+    is_large = problem.facts.entry_seconds is None and nominal > GRAM_SECONDS and setting("quick-measurement")
     block = _rows_to_measure(problem, rows) if has_new or is_large else None
     if block is None:
         return problem
@@ -219,7 +220,8 @@ def with_measured_kernel(problem: Problem, rows: Rows | None) -> Problem:
         kernel = _with_costs(problem.kernel, X, Y)
         problem = problem if kernel is problem.kernel else replace(problem, kernel=kernel)
     if is_large:
-        problem = replace(problem, entry_seconds=_remembered(problem.kernel, X, entry_seconds, problem.kernel, X, Y))
+        seconds = _remembered(problem.kernel, X, entry_seconds, problem.kernel, X, Y)
+        problem = problem.measured(entry_seconds=seconds)
     return problem
 
 

@@ -4,7 +4,8 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dkrr.planning.problem import Form, Problem, Spectrum
+from dkrr.planning.facts import TYPICAL
+from dkrr.planning.problem import Form, Problem
 from dkrr.planning.reasons import NO_REASON, Reason, codes_of
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import Strategy
@@ -240,7 +241,7 @@ def iteration_doubt(p: Problem, c: Strategy) -> tuple[float, float]:
     if c.form == "primal":
         most = min(MANY_ITERATIONS, c.tile + 1)
         return FEW_ITERATIONS / max(c.iterations, FEW_ITERATIONS), max(1.0, most / c.iterations)
-    return DOUBT_OF_TYPICAL if p.spectrum == Spectrum() else DOUBT_OF_ESTIMATE
+    return DOUBT_OF_TYPICAL if p.facts.spectrum == TYPICAL else DOUBT_OF_ESTIMATE
 
 
 def best_of_each_kind(candidates: Sequence[Strategy], chosen: Strategy) -> list[Strategy]:

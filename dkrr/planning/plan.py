@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
+from dkrr.kernels.map_base import FeatureMap
 from dkrr.planning.drawing import Drawing, drawing_reasons
 from dkrr.planning.explain import (
     best_of_each_kind,
@@ -94,7 +95,7 @@ class Plan(Explained):
     def reasons(self) -> tuple[Reason, ...]:
         """Why so, sentence by sentence; the words are made when they are first read."""
         return (
-            *reasons_of(self.problem, self.resources, self.chosen, self.candidates),
+            *reasons_of(self.priced, self.resources, self.chosen, self.candidates),
             *drawing_reasons(self.drawing),
             *self.impossible,
             *self.problem.because.reasons,
@@ -105,6 +106,21 @@ class Plan(Explained):
     def rejected(self) -> tuple[Strategy, ...]:
         """The other candidates, best first, each with the reason in `refused` or a higher cost."""
         return (*best_of_each_kind(self.candidates[1:], self.chosen), *self.compared)
+
+    @property
+    def features(self) -> FeatureMap | None:
+        """Features of the primal form: those of the chosen strategy, or else of the kernel; None: there are none."""
+        return self.chosen.features or self.problem.feature_map
+
+    @property
+    def dimension(self) -> int | None:
+        """Number of features D; None where there are none, or infinitely many."""
+        return self.priced.dimension
+
+    @property
+    def priced(self) -> Problem:
+        """Problem with the features of the chosen strategy."""
+        return self.problem.with_features(self.chosen.features)
 
     @property
     def form(self) -> Form:
@@ -160,7 +176,7 @@ class Plan(Explained):
     @property
     def has_primal_factor(self) -> bool:
         """Whether errors are computed from a factor of D × D (for λ > 0): one of the fit, or the smaller one."""
-        d = self.problem.dimension or 0
+        d = self.dimension or 0
         is_small = d <= self.problem.n and 3 * 8 * d**2 <= self.resources.local_limit_bytes // 2
         return self.form == "primal" and ((self.chosen.is_direct and self.chosen.solver == "cholesky") or is_small)
 
@@ -192,7 +208,7 @@ class Plan(Explained):
             "n_targets": self.problem.n_targets,
             "loss": self.problem.loss,
             "kernel": self.problem.kernel.to_dict(),
-            "dimension": self.problem.dimension,
+            "dimension": self.dimension,
             "alphas": list(self.problem.alphas),
             "fit_intercept": self.problem.fit_intercept,
         }
@@ -217,7 +233,8 @@ class Plan(Explained):
         return f"{self.form}, {self.solver}, {cost}"
 
     def __str__(self) -> str:
-        c, p, side = self.chosen, self.problem, self.problem.matrix_size(self.form)
+        c, p = self.chosen, self.priced
+        side = p.matrix_size(self.form)
         how = "factor" if c.solver == "cholesky" else "iterate with"
         disk = f"{format_bytes(c.disk_bytes)}; {format_bytes(c.written_bytes)} written, "
         disk += f"{format_bytes(c.read_bytes)} read"

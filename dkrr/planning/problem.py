@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 from dkrr.data.rows import sparse_bytes_at_once
 from dkrr.kernels import Kernel
@@ -10,6 +10,7 @@ from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.newton import NewtonWork
 from dkrr.linalg.products import Precision
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
+from dkrr.planning.facts import NOTHING_MEASURED, Facts
 from dkrr.planning.reasons import Reason
 
 Form = Literal["primal", "dual"]
@@ -23,31 +24,6 @@ ACTIVE_ALPHAS = 2
 """Values of λ whose columns iterate for most of the time, where all folds are solved for at once."""
 TYPICAL_CONDITION = 300.0
 """Condition number of ΦᵀWΦ scaled to a unit diagonal: correlated features, fewer than rows."""
-
-
-class EntrySeconds(NamedTuple):
-    """Measured time to form one entry of a Gram matrix, on one core while the others do the same."""
-
-    float64: float
-    float32: float
-
-
-@dataclass(frozen=True)
-class Spectrum:
-    """Decay of the eigenvalues of K / n, the constant deflated.
-
-    The defaults are for unknown data and a kernel with k(x, x) = 1: between QM9 (79 columns, γ = 1 / 79:
-    a thousandth of 3.9e-5 and a decay of 2.7) and 16 normal columns with γ = 1 / 16 (1.2e-4 and 1.2).
-    """
-
-    largest: float = 0.2
-    thousandth: float = 7e-5
-    decay: float = 2.0
-    """Power of their number with which eigenvalues fall."""
-
-    def eigenvalue(self, rank: int) -> float:
-        """Largest eigenvalue of K / n that a factor of this rank leaves."""
-        return self.largest if rank == 0 else min(self.largest, self.thousandth * (rank / 1000) ** -self.decay)
 
 
 @dataclass(frozen=True)
@@ -145,10 +121,8 @@ class Problem:
     """None: the planner chooses."""
     tol: float = 1e-8
     """True relative residual required of an iterative solver."""
-    spectrum: Spectrum = Spectrum()
-    """Spectrum of K / n: typical, or estimated on a sample of the rows."""
-    entry_seconds: EntrySeconds | None = None
-    """Time of an entry of the kernel that was measured; None: nominal times."""
+    facts: Facts = NOTHING_MEASURED
+    """What was measured of the rows and the kernel."""
     loss: Loss = "squared"
     n_folds: int = 1
     """Training sets that conjugate gradient solves for at once, each with all targets and all λ."""
@@ -164,6 +138,14 @@ class Problem:
     """The kernel before its Nyström centres were drawn for this fit; None: `kernel`."""
     because: Because = NOTHING_SET
     """Why `form` and `solver`, where the user has not requested them."""
+
+    def measured(self, **facts: Any) -> Self:
+        """Problem of which these facts are known as well."""
+        return replace(self, facts=replace(self.facts, **facts))
+
+    def with_features(self, features: FeatureMap | None) -> Self:
+        """Problem with the features that a strategy has, for its price and its words; None: those of the kernel."""
+        return self if features is None else replace(self, feature_map=features)
 
     def with_form(self, form: Form, because: Reason) -> Self:
         """Problem with a form; a plan states the reason, unless the user requested this form."""
@@ -233,8 +215,8 @@ class Problem:
 
     def entry_time(self, precision: Precision = "float64") -> float:
         """Seconds of one entry of the kernel of these rows, on one core while the others do the same."""
-        if self.entry_seconds is not None:
-            return self.entry_seconds.float64 if precision == "float64" else self.entry_seconds.float32
+        if (measured := self.facts.entry_seconds) is not None:
+            return measured.float64 if precision == "float64" else measured.float32
         width = self.d
         if self.is_sparse and self.kernel.sparse_parts:  # entries of 12 bytes at least
             width = min(width, STORED_COLUMNS * -(-self.bytes_of_row // 12))

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
 from dkrr.cost import Stage
+from dkrr.kernels.map_base import FeatureMap
 from dkrr.planning.problem import Form, Loss, Problem
 from dkrr.planning.reasons import NO_REASON, Reason, codes_of
 from dkrr.planning.resources import Execution, Resources, Workplace
@@ -149,6 +150,8 @@ class Strategy:
         Expected steps of Newton's method; 0: a regression.
     refused : Reason
         Why it cannot be chosen; empty if it can.
+    features : FeatureMap or None
+        Features that it has beside those of the kernel: a Fourier grid; None: those of the kernel, if there are any.
 
     See Also
     --------
@@ -171,6 +174,7 @@ class Strategy:
     stages: tuple[Stage, ...]
     n_steps: int = 0
     refused: Reason = NO_REASON
+    features: FeatureMap | None = None
     seconds: float = field(init=False, repr=False, compare=False)
     """Projected wall time."""
     read_bytes: float = field(init=False, repr=False, compare=False)

@@ -387,7 +387,7 @@ def optimise(
     plan = plan_gradient(with_spectrum(request.problem(), request.rows), sizes, resources)
     seconds = plan.seconds * min(search.max_evaluations, 10)
     progress = make_progress(False if show_progress is None and seconds < QUIET_SECONDS else show_progress)
-    data = centre_linear_parts(EvaluatedData.of(outputs, shared_fields(request, plan.plan.problem)))
+    data = centre_linear_parts(EvaluatedData.of(outputs, shared_fields(request, plan.plan.priced)))
     start = np.log(np.concatenate([[alpha], lengths]))
     log_of_run = _Log(store, _fingerprint(search, data, folds, start), plan.plan.problem.tol)
     with open_context(plan.plan, None, progress) as context:

@@ -165,7 +165,7 @@ def _predictions(
     constant = np.ascontiguousarray(right_sides[:, -1]) if data.fit_intercept else None
     if data.fit_intercept:
         right_sides = np.ascontiguousarray(right_sides[:, :-1])
-    factor = matrix.systems.factored(group, data.dual_shift(alpha), f"λ = {alpha:g}")
+    factor = matrix.systems.factor(group, data.dual_shift(alpha), f"λ = {alpha:g}").matrix
     with ThreadExecutor(context.threads) as executor, context.progress.stage("held-out errors", 1.0):
         left_out = HeldOutErrors(factor, right_sides, constant, executor, context.progress)
         residual = matrix.residual(data.dual_shift(alpha), right_sides, left_out.solution_without_intercept)
@@ -448,7 +448,7 @@ def _carry_out(
         return
     targets = Targets(request.values, np.full(request.values.shape[1], alphas[0]))
     fields = {"folds": folds, "candidates": tuple(alphas.tolist())}
-    data = SelectionData.of(targets, shared_fields(fits, one.problem) | fields)
+    data = SelectionData.of(targets, shared_fields(fits, one.priced) | fields)
     data = centre_linear_parts(data, settings.store)
     if plan.method == "primal":
         details, threads = one.chosen.details, one.resources.local_threads

@@ -16,13 +16,12 @@ from dkrr.data import as_rows
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError, StoreError
 from dkrr.linalg import in_memory_cholesky, sources, substitution
 from dkrr.linalg.cholesky import N_SLOTS, cholesky_tasks, factor_tile, prefetched, tile_steps
+from dkrr.linalg.factor import LocalFactor, SharedFactor
 from dkrr.linalg.in_memory_cholesky import InMemoryMatrix, factor_in_memory, memory_system
 from dkrr.linalg.sources import MatrixTiles
 from dkrr.linalg.substitution import (
     MIN_TILES_PER_SUM,
     NEAR_TILES,
-    LocalFactor,
-    SharedFactor,
     Substitution,
     block_cuts,
     both_sweeps,
@@ -249,7 +248,7 @@ def test_a_factor_applied_is_the_inverse_of_what_it_was_rounded_to(tmp_path_fact
     R = systems.random(grid.n, 2 * m, seed=1).astype(np.float32)[:, ::2]
     R = R if order == "S" else np.array(R, np.float64, order=order)
     given_ = R.copy()
-    found, expected = factor_in(way, factor, folder).apply(R), np.linalg.solve(L @ L.T, R)
+    found, expected = factor_in(way, factor, folder).solve(R), np.linalg.solve(L @ L.T, R)
     assert found.dtype == np.float64
     tolerance = 1e-11 if way == "tasks" or dtype == "float64" else 1e-4
     assert_allclose(found, expected, rtol=0, atol=tolerance * abs(expected).max())
@@ -259,7 +258,7 @@ def test_a_factor_applied_is_the_inverse_of_what_it_was_rounded_to(tmp_path_fact
 def test_the_number_of_threads_of_a_stored_factor_does_not_change_the_bits(tmp_path):
     _, factor = stored_factor(tmp_path, NINE)
     R = systems.random(NINE.n, 2, seed=1)
-    one, *others = (LocalFactor(factor, n).apply(R) for n in (1, 2, 5, 5))
+    one, *others = (LocalFactor(factor, n).solve(R) for n in (1, 2, 5, 5))
     for other in others:
         assert_array_equal(other, one)
 
@@ -272,7 +271,7 @@ def test_a_missing_or_damaged_strip_is_an_error_that_names_it(tmp_path, way):
     systems.flip_a_bit(damaged.arrays[0], "c.8.1")
     for factor, words in ((missing, r"c\.5\.4 .* not there"), (damaged, r"c\.8\.1 .* checksum")):
         with pytest.raises(StoreError, match=words):
-            factor_in(way, factor, tmp_path).apply(np.ones((NINE.n, 1)))
+            factor_in(way, factor, tmp_path).solve(np.ones((NINE.n, 1)))
         assert not list(tmp_path.glob("run.zarr/system-0/apply-*")), "nothing is left behind"
 
 
@@ -319,9 +318,9 @@ def test_panels_are_read_ahead_in_order_into_the_buffer_that_is_not_in_use(n):
 @pytest.fixture
 def small_blocks(monkeypatch):
     monkeypatch.setattr(blas, "_POTRF_BLOCK", 8)
+    monkeypatch.setattr(blas, "_WHOLE_POTRF", 8)
     monkeypatch.setattr(in_memory_cholesky, "MEMORY_TASK_COLUMNS", 2)
-    for module in (sources, in_memory_cholesky):
-        monkeypatch.setattr(module, "KERNEL_BLOCK", 6)
+    monkeypatch.setattr(sources, "KERNEL_BLOCK", 6)
 
 
 def grid_of(n, tile):

@@ -58,7 +58,7 @@ def substitution(folder, grid, m, dtype):
 def application(way, folder, grid, m, dtype):
     matrix = tiles_of(folder, grid, np.linalg.cholesky(positive_definite(grid.n)), dtype)
     factor, slots = factor_in(way, matrix, folder), 1 if way == "tasks" else None
-    factor.apply(np.ones((grid.n, m)))
+    factor.solve(np.ones((grid.n, m)))
     return factor.record, apply_work(grid, m, itemsizes[dtype], slots), 0
 
 
@@ -105,7 +105,7 @@ def applied(n_threads, dtype, folder):
     grid = TileGrid(1500, 300, 60)
     factor = tiles_of(folder, grid, np.tri(grid.n) / grid.n + np.eye(grid.n), dtype)
     way = factor_in(n_threads or "tasks", factor, folder)
-    return lambda: way.apply(np.ones((grid.n, 3))), apply_bytes(grid, 3, itemsizes[dtype], n_threads)
+    return lambda: way.solve(np.ones((grid.n, 3))), apply_bytes(grid, 3, itemsizes[dtype], n_threads)
 
 
 def in_memory(tile, keeps, folder):

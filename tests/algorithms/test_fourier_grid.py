@@ -13,9 +13,9 @@ import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV
 from dkrr.errors import InputError, PlanError
 from dkrr.features import FourierGrid
-from dkrr.fitting import fourier_ridge, grids
+from dkrr.fitting import fourier_ridge, grids, request_plans
 from dkrr.fitting.costs.details import FourierSolve
-from dkrr.kernels import RBF, Columns, Linear, Matern
+from dkrr.kernels import RBF, Columns, Linear, Matern, fourier_grid
 from dkrr.kernels.fourier_grid import FourierZones
 from dkrr.kernels.nonuniform import Transform
 from dkrr.linalg.fourier_normal import (
@@ -295,7 +295,7 @@ def test_a_term_vanishes_far_away_in_its_own_columns_alone(name, fit_intercept, 
     loaded = dkrr.load(tmp_path / "model")
     assert_array_equal(loaded.predict(Z), fitted.predict(Z))
     assert_allclose(loaded.predict(Z, return_std=True)[1], found, rtol=1e-12)
-    zones = FourierZones(fitted.plan_.problem.feature_map)
+    zones = FourierZones(fitted.plan_.features)
     coef = rng.standard_normal((zones.dimension(2), 2))
     close(zones.multiply(Z, coef), zones.transform(Z) @ coef)
     settings = {"kernel": SUMS[name], "alpha": 0.1, "tol": 1e-11, "fit_intercept": fit_intercept}
@@ -528,9 +528,61 @@ def test_a_grid_is_chosen_by_itself_and_can_be_declined():
     assert model.plan_.form == "primal" and model.dual_coef_.shape == (len(X),) and model.kernel == "rbf"
 
 
+@pytest.mark.parametrize("search", [{}, {"alphas": 5, "cv": 3}], ids=["fit", "search"])
+def test_a_plan_makes_the_grid_that_it_may_use_and_no_other(search):
+    made = fourier_grid._grid.cache_info
+    X, y = many()
+    fourier_grid._grid.cache_clear()
+    plan = dkrr.plan(X, y, kernel="rbf", gamma=12.0, **search)
+    assert made().misses == 1
+    text = str(plan)
+    assert made().misses <= 2, "the saved model has a second one"
+    plain = dkrr.plan(X[:200], y[:200], kernel="rbf", gamma=12.0, **search)
+    wide = dkrr.plan(np.hstack([X, X]), y, kernel="rbf", gamma=12.0, **search)
+    assert made().misses <= 2 and "ourier" in text and "ourier" not in str(plain) + str(wide)
+
+
+def test_a_grid_belongs_to_its_candidate():
+    X, y = many()
+    plan = dkrr.plan(X, y, kernel="rbf", gamma=12.0)
+    assert plan.problem.feature_map is None and plan.problem.dimension is None and plan.problem.form is None
+    assert plan.features is plan.chosen.features and plan.dimension == plan.chosen.details.side
+    assert [one.features for one in plan.rejected if one.form == "dual"] == [None] * 2
+    assert plan.problem.facts.box == grids.box_of(dkrr.data.MemoryRows(X), (0, 1))
+    search = dkrr.plan(X, y, kernel="rbf", gamma=12.0, alphas=5, cv=3, train_sizes=[0.5])
+    assert search.plan.problem.feature_map is None and search.main.asked.feature_map is None
+    assert {one.features for one in (search.plan, *search.main.parts, search.last)} == {search.plan.chosen.features}
+
+
+MEASURED = {
+    "soon done": ((300, 8), {}, []),
+    "soon done, few columns": ((300, 2), {}, []),
+    "a grid is far faster": ((30_000, 2), {}, ["box"]),
+    "many columns": ((12_000, 5), {}, ["spectrum"]),
+    "Cholesky requested": ((12_000, 2), {"solver": "cholesky"}, []),
+    "dual requested": ((12_000, 2), {"form": "dual"}, ["spectrum"]),
+    "a search on a grid": ((30_000, 2), {"alphas": 5, "cv": 3}, ["box"]),
+    "a search": ((12_000, 5), {"alphas": 5, "cv": 3}, ["spectrum"]),
+}
+
+
+@pytest.mark.parametrize(("shape", "settings", "expected"), MEASURED.values(), ids=MEASURED)
+def test_what_cannot_change_the_choice_is_not_measured_and_nothing_twice(monkeypatch, shape, settings, expected):
+    measured = []
+
+    def noted(name, measure):
+        return lambda *arguments: (measured.append(name), measure(*arguments))[1]
+
+    for name, function in (("box", "box_of"), ("spectrum", "estimated_spectrum")):
+        monkeypatch.setattr(request_plans, function, noted(name, getattr(request_plans, function)))
+    X, y = many(*shape)
+    dkrr.plan(X, y, kernel="rbf", gamma=12.0, memory_limit="4GiB", **settings)
+    assert measured == expected
+
+
 def test_without_finufft_the_plan_says_what_it_would_gain(monkeypatch):
     X, y = many()
-    monkeypatch.setattr(grids, "is_available", lambda: False)
+    monkeypatch.setattr("dkrr.fitting.request_plans.is_available", lambda: False)
     plan = dkrr.plan(X, y, kernel="rbf", gamma=12.0)
     assert plan.form == "dual" and "finufft-missing" in plan.to_dict()["reason_codes"]
     assert "dkrr[fourier]" in str(plan)

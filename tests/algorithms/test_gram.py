@@ -22,8 +22,8 @@ from dkrr.data.rows import ALL
 from dkrr.errors import InputError, NotFiniteError, StoreError
 from dkrr.features import CallableMap
 from dkrr.fitting import request_plans
-from dkrr.fitting.fitted_function import FittedFunction
-from dkrr.fitting.prediction import PREDICTED_BYTES, PREDICTED_ROWS, block_rows, predict
+from dkrr.fitting.fitted_function import PREDICTED_BYTES, PREDICTED_ROWS, FittedFunction
+from dkrr.fitting.prediction import predict
 from dkrr.kernels import RBF, Laplacian, Linear, Matern, Polynomial, Precomputed, Sigmoid, smallest_eigenvalue
 from dkrr.linalg.preconditioners import SAMPLE, estimated_spectrum, power_law
 from dkrr.store import ChunkedArray
@@ -239,7 +239,7 @@ def fitted(n, d, t, rows=None):
 @pytest.mark.parametrize(("d", "t"), [(3, 1), (20_000, 1), (3, 20_000), (10**7, 1)])
 def test_blocks_are_lower_where_something_is_wide(d, t):
     model = FittedFunction(RBF(gamma=1.0), d, None, None, None, None, np.zeros(t))
-    height = block_rows(model, MemoryRows(np.broadcast_to(0.0, (5000, d))))
+    height = model.block_rows(MemoryRows(np.broadcast_to(0.0, (5000, d))))
     assert 1 <= height <= PREDICTED_ROWS and (height == 1 or height * 8 * max(d, t) <= PREDICTED_BYTES)
 
 
@@ -247,14 +247,14 @@ def test_what_is_kept_of_the_training_rows_is_bounded_and_not_pickled(monkeypatc
     model, X = fitted(3000, 4, 2), MemoryRows(random(5, 4, seed=1))
     pickled = pickle.dumps(model)
     first = predict(model, X)
-    assert set(model._kernels_to) == {(0, 1024), (1024, 2048), (2048, 3000)}
+    assert set(model.cross._kept) == {0, 1024, 2048}
     assert len(pickle.dumps(model)) == len(pickled)
     for other in (model, pickle.loads(pickled)):
         assert_array_equal(predict(other, X), first)
-    monkeypatch.setattr("dkrr.fitting.fitted_function.KEPT_BYTES", RBF().kept_bytes(3000, 4) - 1)
+    monkeypatch.setattr("dkrr.linalg.cross_gram.KEPT_BYTES", RBF().kept_bytes(3000, 4) - 1)
     other = replace(model)
     assert_array_equal(predict(other, X), first)
-    assert not other._kernels_to
+    assert other.cross._kept is None
 
 
 def test_threads_share_what_is_kept_of_the_training_rows():

@@ -14,7 +14,7 @@ from dkrr.data import as_rows
 from dkrr.errors import KernelFunctionError
 from dkrr.kernels import RBF, CallableKernel, Columns, Kernel
 from dkrr.machine.measures import MAX_ROWS, MIN_ROWS, measure, with_measured_kernel
-from dkrr.planning.problem import EntrySeconds
+from dkrr.planning.facts import EntrySeconds
 from tests.planning.problems import problem
 
 N, D = 1500, 12
@@ -121,7 +121,7 @@ def test_a_kernel_is_measured_where_it_takes_long(rows):
     is_sparse = rows is not None and rows.is_sparse
     found = with_measured_kernel(replace(problem(50_000, D, "laplacian"), is_sparse=is_sparse), rows)
     assert 1e-10 < found.entry_time() < 1e-6 and 1e-10 < found.entry_time("float32") < 1e-6
-    assert found.entry_seconds is not None and with_measured_kernel(found, rows) is found
+    assert found.facts.entry_seconds is not None and with_measured_kernel(found, rows) is found
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_kernel_that_states_no_time_is_measured_for_a_small_fit():
     case = problem(2000, D)
     assert with_measured_kernel(case, as_rows(X)) is case
     unpriced = replace(case, kernel=Unpriced(gamma=0.1))
-    assert with_measured_kernel(unpriced, as_rows(X)).entry_seconds is not None
+    assert with_measured_kernel(unpriced, as_rows(X)).facts.entry_seconds is not None
 
 
 @pytest.mark.usefixtures("quick")
@@ -154,4 +154,4 @@ def test_plans_and_fits_use_it(monkeypatch):
     monkeypatch.setattr("dkrr.machine.calibration.LONG_SECONDS", np.inf)
     slow = plan(n_samples=20_001, n_features=D, kernel="rbf", solver="cholesky").chosen.stages
     assert sum(stage.seconds for stage in slow) > 20_001**2 / 2 * 1e-6 / 64
-    assert KernelRidge(kernel="matern").fit(X, y).plan_.problem.entry_seconds == (1e-6, 1e-6)
+    assert KernelRidge(kernel="matern").fit(X, y).plan_.problem.facts.entry_seconds == (1e-6, 1e-6)

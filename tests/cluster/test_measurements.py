@@ -16,7 +16,7 @@ from dkrr.cli import dkrr as command
 from dkrr.cluster.worker_settings import WorkerReport
 from dkrr.config import setting
 from dkrr.errors import InputError
-from dkrr.fitting.request_plans import measured_plan
+from dkrr.fitting.request_plans import FitChoice, settled
 from dkrr.machine import calibration
 from dkrr.machine import profile as profiles
 from dkrr.machine.calibration import calibrate
@@ -31,6 +31,11 @@ from tests.cluster.clients import all_released
 from tests.planning.problems import GIB, MIB, cluster, direct, machine
 
 LONG = direct(20_000, 9)
+
+
+def measured_plan(problem, resources):
+    """Plan of a fit whose rows are not given."""
+    return settled(FitChoice(problem, resources), None)
 
 
 @pytest.fixture(autouse=True)

@@ -9,11 +9,11 @@ import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 
-from dkrr.cluster import SerialExecutor, ThreadExecutor
+from dkrr.cluster import Progress, SerialExecutor, ThreadExecutor
 from dkrr.data import MemoryRows, as_rows, write_rows
-from dkrr.kernels import RBF, Laplacian, Polynomial
+from dkrr.kernels import RBF, Laplacian, Linear, Polynomial
 from dkrr.kernels.maps import IdentityMap, PolynomialMap
-from dkrr.linalg import in_memory_cholesky, sources
+from dkrr.linalg import sources, square
 from dkrr.linalg.curvature import Curvature, CurvatureOperator
 from dkrr.linalg.in_memory_cholesky import InMemoryMatrix
 from dkrr.linalg.likelihood import Bernoulli, Softmax
@@ -22,6 +22,7 @@ from dkrr.linalg.normal import NormalOperator
 from dkrr.linalg.passes import Design, Segment
 from dkrr.linalg.products import LastProduct, TiledOperator
 from dkrr.linalg.sources import FormedTiles, GramTiles, MatrixTiles
+from dkrr.linalg.square import SquareMatrix
 from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets
 from dkrr.store import TileGrid
 from tests import systems
@@ -69,6 +70,12 @@ def in_memory(tile, scaled, folder, executor):
     source = GramTiles(RBF(gamma=0.2), rows, C[:, None]) if scaled else MatrixTiles(rows)
     matrix = np.outer(C, C) * naive_gram(RBF(gamma=0.2), X) if scaled else A
     return InMemoryMatrix.of_source(source, TileGrid(N, tile, tile), executor), same(matrix)
+
+
+def in_square(rows, folder, executor):  # after a factorisation in the same array
+    matrix = SquareMatrix.of_kernel(Linear(), rows, C, Progress())
+    matrix.factor("", np.ones(N))
+    return matrix, same(np.outer(C, C) * naive_gram(Linear(), X))
 
 
 def training_sets(folder, executor):
@@ -124,6 +131,8 @@ MAKERS = {
     "in memory, one tile": partial(in_memory, N, False),
     "in memory, several tiles": partial(in_memory, 7, False),
     "in memory, scaled Gram matrix": partial(in_memory, 7, True),
+    "square": partial(in_square, as_rows(X)),
+    "square of sparse rows": partial(in_square, as_rows(sp.csr_array(X))),
     "last product": lambda folder, executor: (LastProduct(MatrixOperator(A)), same(A)),
     "training sets": training_sets,
     "normal, dense": partial(normal, MAP, False, True, True),
@@ -141,7 +150,7 @@ MAKERS = {
 
 @pytest.fixture(params=MAKERS)
 def make(request, tmp_path, monkeypatch):
-    for module in (sources, in_memory_cholesky):
+    for module in (sources, square):
         monkeypatch.setattr(module, "KERNEL_BLOCK", 6)
     return lambda executor: MAKERS[request.param](tmp_path, executor)
 

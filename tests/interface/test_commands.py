@@ -228,7 +228,7 @@ def test_intervals_of_a_saved_model_are_those_of_the_fitted_one_to_the_last_bit(
     monkeypatch.setattr(
         "dkrr.fitting.gaussian_process.CROSS_BYTES", 8 * 211 * 20
     )  # blocks of 32 rows, and of 16 in them
-    monkeypatch.setattr("dkrr.fitting.prediction.PREDICTED_ROWS", 16)
+    monkeypatch.setattr("dkrr.fitting.fitted_function.PREDICTED_ROWS", 16)
     run(f"{command} 0.1 --x x.npy --y {y} --kernel rbf --gamma 0.2 --uncertainty --model m.zarr")
     run(f"predict --model m.zarr --x new.npy --out {out} --std --interval 0.8")
     model = KernelRidge(0.1, kernel="rbf", gamma=0.2, uncertainty=True)

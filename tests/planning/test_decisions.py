@@ -12,7 +12,8 @@ from dkrr.fitting.methods import make_plan
 from dkrr.fitting.posterior_plans import plan_uncertainty
 from dkrr.fitting.score_plans import plan_scores, whole_plan, with_parts
 from dkrr.kernels import RBF, AdditiveChi2, Laplacian, Polynomial, Precomputed, Sigmoid
-from dkrr.planning.problem import Layout, Spectrum
+from dkrr.planning.facts import Facts, Spectrum
+from dkrr.planning.problem import Layout
 from dkrr.planning.reasons import codes_of
 from dkrr.planning.resources import Rates, WorkerShare
 from dkrr.planning.selection import FoldSizes
@@ -57,7 +58,7 @@ def decisions():
         "a million rows": (problem(1_000_003, 13), machine(8 * GIB)),
         "ten million rows": (problem(10**7, 5), machine(8 * GIB)),
         "too many for tiles": (direct(50_000_000, 13), desk),
-        "known spectrum": (problem(60_013, 13, spectrum=Spectrum(decay=2.1)), laptop),
+        "known spectrum": (problem(60_013, 13, facts=Facts(spectrum=Spectrum(decay=2.1))), laptop),
         "a cluster": (problem(100_003, 13), cluster()),
         "a cluster, small work": (problem(2003, 13), cluster()),
         "a cluster with little memory": (problem(30_011, 13), cluster(256 * MIB, disk_free_bytes=100 * GIB)),

@@ -15,7 +15,7 @@ from dkrr.fitting.posterior_plans import plan_uncertainty
 from dkrr.fitting.score_plans import plan_scores
 from dkrr.kernels import RBF
 from dkrr.machine import detection
-from dkrr.planning.problem import Spectrum
+from dkrr.planning.facts import Facts, Spectrum
 from dkrr.planning.reasons import codes_of
 from dkrr.planning.searches import SelectionPlan
 from dkrr.planning.selection import FoldSizes
@@ -97,7 +97,7 @@ def test_folds_that_do_not_train_on_the_rest_have_no_factor_in_common():
     small = plan_scores(problem(31, 13, alphas=alphas), replace(others, n_training=20), machine())
     assert (small.method, codes_of(small.rejected)) == ("refits", ["slower"])
     assert plan_scores(problem(20_011, 13, solver=CG, alphas=alphas), others, machine()).method == "sweep"
-    smooth = {"alphas": alphas[4:], "spectrum": Spectrum(thousandth=1e-12, decay=6.0)}
+    smooth = {"alphas": alphas[4:], "facts": Facts(spectrum=Spectrum(thousandth=1e-12, decay=6.0))}
     soon, later = (plan_scores(problem(n, 3, **smooth), others, machine()) for n in (811, 4001))
     assert (
         soon.seconds > 0.1 and "all-scored" in codes_of(soon.reasons) and codes_of(soon.rejected) == ["may-leave-some"]

@@ -42,7 +42,7 @@ dkrr.KernelRidgeCV([0.1], kernel=["cauchy", "rbf"], gamma=[0.1, 0.3], cv=3).fit(
 GridSearchCV(dkrr.KernelRidge(kernel=kernel), {"kernel__gamma": [0.1, 0.3]}, cv=3).fit(X, y)
 
 plan = dkrr.plan(n_samples=3000, n_features=3, kernel="cauchy")
-assert plan.problem.entry_seconds is not None, "its time is measured, as it states none"
+assert plan.problem.facts.entry_seconds is not None, "its time is measured, as it states none"
 
 np.save("x.npy", X), np.save("y.npy", y)
 for words in (

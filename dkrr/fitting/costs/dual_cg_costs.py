@@ -35,7 +35,8 @@ from dkrr.linalg.products import (
     calls_work,
 )
 from dkrr.linalg.sources import KERNEL_BLOCK
-from dkrr.planning.problem import Problem, Spectrum, Systems
+from dkrr.planning.facts import TYPICAL
+from dkrr.planning.problem import Problem, Systems
 from dkrr.planning.resources import RESIDENT_ROWS_FRACTION, ROUND_TRIP_BYTES, Resources
 from dkrr.planning.strategy import Method, Strategy
 from dkrr.planning.work import Step
@@ -101,8 +102,8 @@ def iterations_expected(eigenvalue: float, shift: float, tol: float) -> int:
 
 def dual_iterations(p: Problem, rank: int, shift: float) -> int:
     """Iterations for a system of K with a preconditioner of this rank."""
-    smallest = 0.0 if p.spectrum == Spectrum() else RELIED_FRACTION * p.n * p.spectrum.eigenvalue(p.n)
-    return iterations_expected(p.n * p.spectrum.eigenvalue(rank), shift + smallest, p.systems.tol)
+    smallest = 0.0 if p.facts.spectrum == TYPICAL else RELIED_FRACTION * p.n * p.facts.spectrum.eigenvalue(p.n)
+    return iterations_expected(p.n * p.facts.spectrum.eigenvalue(rank), shift + smallest, p.systems.tol)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ from dkrr.linalg.products import calls_work
 from dkrr.linalg.residual import uses_symmetry
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.linalg.substitution import apply_bytes
-from dkrr.planning.problem import Problem, Spectrum, Systems
+from dkrr.planning.facts import TYPICAL
+from dkrr.planning.problem import Problem, Systems
 from dkrr.planning.resources import (
     CALLER_MARGIN_BYTES,
     PROCESS_MARGIN_BYTES,
@@ -68,8 +69,8 @@ def ratio_of(p: Problem) -> float:
     shift = min(p.alphas) * (1.0 if p.loss == "squared" else MIN_SHIFT_RATIO)
     if not p.kernel.has_unit_diagonal:
         return TYPICAL_RATIO if shift > 0 else 1.0
-    if p.spectrum != Spectrum():
-        shift += MIN_FRACTION * p.n * p.spectrum.eigenvalue(p.n)
+    if p.facts.spectrum != TYPICAL:
+        shift += MIN_FRACTION * p.n * p.facts.spectrum.eigenvalue(p.n)
     return rounding_ratio(p.n, shift / (1.0 + shift))
 
 

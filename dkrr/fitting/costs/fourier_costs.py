@@ -44,6 +44,8 @@ ROOM_FOR_RANK = 1.25
 """Columns that memory is planned for over those that are expected."""
 MAX_RANK = 6_000
 """Most columns of a partial factor."""
+MIN_GRID_ALPHA = 1e-14
+"""λ over Σ w k(x, x) below which rounding of the sums leaves nothing of it."""
 REFINED_RESIDUAL = 1e-10
 """Relative residual of the dual system at which α is not refined further."""
 FACTOR_ITERATIONS = 8
@@ -61,6 +63,13 @@ def refusal(p: Problem, side: int) -> str:
     if side > MAX_SIDE and (p.loss == "logistic" or isinstance(solver, Cholesky)):
         return f"its matrix would have {side:,} rows, and at most {MAX_SIDE:,} are factored"
     return ""
+
+
+def lost_alpha(p: Problem) -> str:
+    """Why sums over the rows on the problem's grid leave nothing of λ but rounding; empty if they leave enough."""
+    least = MIN_GRID_ALPHA * _grid(p).unit * (p.n if p.total_weight is None else p.total_weight)
+    alpha = min(p.alphas)
+    return f"alpha = {alpha:g} is below {least:.1e}, the rounding of sums over the rows" if alpha < least else ""
 
 
 class Transforms(NamedTuple):
@@ -214,7 +223,15 @@ def _in_place(
         keeps_factors=p.uncertainty,
     )
     stages = site.price(recipe, peak)
-    return Strategy(method=method, form="primal", place=place, details=details, stages=stages, n_steps=n_steps)
+    return Strategy(
+        method=method,
+        form="primal",
+        place=place,
+        details=details,
+        stages=stages,
+        n_steps=n_steps,
+        features=p.feature_map,
+    )
 
 
 def sums_of(p: Problem) -> int:

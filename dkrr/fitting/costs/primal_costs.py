@@ -57,7 +57,7 @@ def iterations_of(p: Problem) -> int:
     """Iterations for a system, with the diagonal of ΦᵀWΦ as preconditioner."""
     shift = p.systems.shift
     largest = TYPICAL_CONDITION * (shift if shift > 0 else 1.0)
-    found = iterations_expected(min(largest, p.n * p.spectrum.largest), shift, p.systems.tol)
+    found = iterations_expected(min(largest, p.n * p.facts.spectrum.largest), shift, p.systems.tol)
     return min(found, (p.dimension or 1) + 1)
 
 

@@ -13,7 +13,7 @@ from dkrr.fitting.fourier_ridge import FourierRidge
 from dkrr.fitting.methods.solving import SolvingMethod, bytes_of, place_words
 from dkrr.fitting.objectives import FormObjective, fourier_objective
 from dkrr.fitting.results import Solution, scale_of
-from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
+from dkrr.kernels.fourier_grid import map_of_predictions
 from dkrr.linalg.result import in_terms_of_alpha
 from dkrr.planning import Plan
 from dkrr.planning.problem import Problem
@@ -62,13 +62,13 @@ class FourierCholesky(SolvingMethod):
         return [Reason("grid-factored", "its matrix is gathered from sums over the rows, and factored")]
 
     def saved_bytes(self, plan: Plan) -> int:
-        p = plan.problem
-        assert isinstance(p.feature_map, FourierGrid)
-        width = FourierZones(p.feature_map).dimension(p.d)
+        p, phi = plan.problem, plan.features
+        assert phi is not None
+        width = map_of_predictions(phi).dimension(p.d)
         return bytes_of((width, p.n_targets)) + bytes_of((p.n_targets, 1))
 
     def bytes_beside_factor(self, plan: Plan, side: int) -> int:  # noqa: ARG002
-        return sums_bytes(plan.problem) // len(plan.problem.alphas) if plan.chosen.keeps_factors else 0
+        return sums_bytes(plan.priced) // len(plan.problem.alphas) if plan.chosen.keeps_factors else 0
 
     def ridge(self, data: TrainingData, plan: Plan, context: Context, start: object = None) -> Solution:  # noqa: ARG002
         """One pass over the rows for all systems, and others that refine their solutions."""

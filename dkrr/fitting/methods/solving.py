@@ -82,7 +82,7 @@ class SolvingMethod(Method):
     # Results
 
     def saved_bytes(self, plan: Plan) -> int:
-        p = plan.problem
+        p = plan.priced
         coefficients = [(p.dimension or 0, p.n_targets)] if plan.prediction == "primal" else []
         if plan.form == "dual" or (p.loss == "squared" and min(p.alphas) > 0 and not p.grows):
             coefficients.append((p.n, p.n_targets))
@@ -91,7 +91,7 @@ class SolvingMethod(Method):
         return rows + sum(map(bytes_of, [*coefficients, (p.n_targets, 1), *drawn]))
 
     def uncertainty_bytes(self, plan: Plan) -> int | None:
-        p = plan.problem
+        p = plan.priced
         if p.loss != "squared" or p.grows:
             return None
         total = bytes_of((p.n, p.n_targets)) + (0 if p.n_positive_weights is None else bytes_of((p.n, 1)))
