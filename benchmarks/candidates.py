@@ -120,7 +120,7 @@ def admissible(problem: Problem, resources: Resources) -> list[Strategy]:
 def every_candidate() -> Iterator[None]:
     """Price also what the planner leaves out where a short fit in memory is possible."""
     with ExitStack() as stack:
-        for name in ("TINY_SECONDS", "SHORT_SECONDS"):
+        for name in ("TINY_SECONDS", "MIN_COMPARED_SECONDS"):
             stack.enter_context(mock.patch(f"dkrr.planning.planner.{name}", 0.0))
         yield
 
@@ -145,13 +145,13 @@ def known_iterations(plan: Plan, result: SolveResult) -> Strategy:
     groups = len(plan.problem.alphas) if isinstance(c.details, Float32Factor) else 1
     with ExitStack() as stack:
         for name, value in {
-            "multiplied.iterations_expected": lambda *_: result.iterations,
-            "multiplied.MIXED_ITERATION_FACTOR": 1.0,
-            "multiplied.priced_ranks": lambda *_: [result.rank],
-            "primal.iterations_of": lambda *_: result.iterations,
-            "dual.refining_iterations": lambda *_: result.iterations // groups,
+            "dual_cg_costs.iterations_expected": lambda *_: result.iterations,
+            "dual_cg_costs.MIXED_ITERATION_FACTOR": 1.0,
+            "dual_cg_costs.priced_ranks": lambda *_: [result.rank],
+            "primal_costs.iterations_of": lambda *_: result.iterations,
+            "dual_costs.refining_iterations": lambda *_: result.iterations // groups,
         }.items():
-            stack.enter_context(mock.patch(f"dkrr.planning.{name}", value))
+            stack.enter_context(mock.patch(f"dkrr.fitting.costs.{name}", value))
         wanted = {name: value for name, value in kind(c).items() if name != "tier"}
         priced = [p for p in admissible(plan.problem, plan.resources) if matches(p, wanted)]
     # The same tiles are kept: how many fit depends on the rank, and the run kept what was planned.

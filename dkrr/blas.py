@@ -127,7 +127,7 @@ class _OneThread:
 
     def enter(self) -> None:
         with self._lock:
-            libraries = self.libraries()
+            libraries = self.libraries() if self._libraries is None else self._libraries
             if self._blocks == 0:
                 self._before = self._of_parent or [library.num_threads for library in libraries]
                 self._of_parent = []

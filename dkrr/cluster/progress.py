@@ -87,7 +87,7 @@ class Progress:
         """Stages that ended since the last call, with the time that each took in all; they are forgotten."""
         taken = dict(self._seconds)
         self._seconds.clear()  # not another dictionary: `shown_also` shares it
-        return tuple(Stage(name, seconds) for name, seconds in taken.items())
+        return tuple(map(Stage, taken.keys(), taken.values()))
 
     def begin(self, name: str, total: float, done: float) -> None:
         """Display the start of a stage."""
@@ -426,12 +426,12 @@ def make_progress(show: bool | None) -> Progress:
         Within a part of a `CombinedProgress` its display is used.
     """
     whole = _WHOLE.get()
-    return _displayed(show) if whole is None else Progress(whole)
+    if whole is not None:
+        return Progress(whole)
+    return Progress() if show is False else _displayed(show)
 
 
 def _displayed(show: bool | None) -> Progress:
-    if show is False:
-        return Progress()
     handlers, console = handlers_of(progress_logger), Console(stderr=True)
     displays: list[Progress] = []
     if (console.is_terminal or console.is_jupyter) and not any(map(is_screen, handlers)):

@@ -236,16 +236,19 @@ class Context:
     record: RunRecord = field(default_factory=RunRecord)
     meter: Meter = field(default_factory=Meter)
     """Bytes moved outside of tasks: the copy of X, and rows that processes read once and keep."""
-    run: str = field(default_factory=lambda: f"run-{os.urandom(16).hex()}")
-    """Name of what processes keep in memory until the end of the run."""
+    run: str = ""
+    """Name of what processes keep in memory until the end of the run; empty: a new one."""
     _resident: list[Rows] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.progress = self.progress.shown_also(EndsWhenLost(self.storage))
-        if self.storage.keeps:
-            self.progress = self.progress.shown_also(StageNotes(self.stored))
-        self.checkpoints = Checkpoints(self.stored.store) if self.storage.keeps else None
+        self.run = self.run or f"run-{os.urandom(16).hex()}"
+        self.checkpoints: Checkpoints | None = None
         """Checkpoints of an iteration, where the storage is kept."""
+        if isinstance(self.storage, StoredArrays):
+            self.progress = self.progress.shown_also(EndsWhenLost(self.storage))
+            if self.storage.keeps:
+                self.progress = self.progress.shown_also(StageNotes(self.storage))
+                self.checkpoints = Checkpoints(self.storage.store)
 
     @property
     def stored(self) -> StoredArrays:
@@ -266,13 +269,17 @@ class Context:
     @property
     def bytes_read(self) -> int:
         """Bytes read by all workers, with the rows that processes read once and keep."""
-        resident = sum(rows.n_bytes for rows in self._resident) * len(self.record.peak_bytes_by_worker)
-        return self.record.bytes_read + self.meter.bytes_read + resident
+        n_bytes = self.meter.bytes_read
+        if self.record.tasks:
+            n_bytes += self.record.bytes_read
+        for rows in self._resident:
+            n_bytes += rows.n_bytes * len(self.record.peak_bytes_by_worker)
+        return n_bytes
 
     @property
     def bytes_written(self) -> int:
         """Bytes written by all workers."""
-        return self.record.bytes_written + self.meter.bytes_written
+        return self.meter.bytes_written + (self.record.bytes_written if self.record.tasks else 0)
 
     def run_tasks(
         self, stage_name: str, tasks: list[Task], done_flops: float = 0.0, detail: str = ""
@@ -475,12 +482,15 @@ def open_context(plan: Plan, store: str | None, progress: Progress, max_iter: in
     max_iter : int, optional
         Most steps of a method that the plan does not limit.
     """
-    if plan.execution != "dask":
+    chosen = plan.chosen
+    execution, in_threads = chosen.place.execution, chosen.method.uses_threads(chosen.place)
+    if execution != "dask":
         reset_peak()
     with ExitStack() as stack:
-        stack.enter_context(blas.one_thread(_needs_one_blas_thread(plan)))
-        if plan.execution == "memory":  # nothing that a killed process would leave behind
-            context = _opened(plan, MemoryStorage(), stack, progress)
+        if _needs_one_blas_thread(plan, in_threads=in_threads):
+            stack.enter_context(blas.one_thread())
+        if execution == "memory":  # nothing that a killed process would leave behind
+            context = _opened(plan, MemoryStorage(), stack, progress, in_threads=in_threads)
         else:
             stack.enter_context(graceful_termination())
             temporary = TemporaryFolder() if store is None else None
@@ -492,11 +502,13 @@ def open_context(plan: Plan, store: str | None, progress: Progress, max_iter: in
                 stack.enter_context(owned(run_store.url))
                 delete_partial(run_store.url)
             run_store.open()
-            context = _opened(plan, StoredArrays(run_store, keeps=store is not None), stack, progress)
+            storage = StoredArrays(run_store, keeps=store is not None)
+            context = _opened(plan, storage, stack, progress, in_threads=in_threads)
             context.temporary, context.asked = temporary, _asked(plan, max_iter)
+            context.layout = chosen.layout() | ({"batch": plan.problem.batch} if plan.problem.batch else {})
         stack.callback(context.executor.forget, context.run)
         yield context
-        context.peak_bytes = context.record.peak_bytes if plan.execution == "dask" else peak_resident_bytes()
+        context.peak_bytes = context.record.peak_bytes if execution == "dask" else peak_resident_bytes()
 
 
 def _asked(plan: Plan, max_iter: int | None) -> dict[str, Any]:
@@ -509,11 +521,14 @@ def _asked(plan: Plan, max_iter: int | None) -> dict[str, Any]:
     return {"tol": plan.problem.tol, "max_iter": max_iter, "folds": folds, "planned": planned}
 
 
-def _opened(plan: Plan, storage: Storage, stack: ExitStack, progress: Progress) -> Context:
+def _opened(plan: Plan, storage: Storage, stack: ExitStack, progress: Progress, *, in_threads: bool) -> Context:
     chosen, resources, client = plan.chosen, plan.resources, None
     executor: Executor = SerialExecutor()
     slots = slots_per_process = chosen.place.slots
-    if isinstance(storage, StoredArrays) and plan.execution == "dask":
+    n_threads = slots if in_threads else 1
+    if not in_threads and chosen.method.factors_matrix and isinstance(storage, MemoryStorage):
+        n_threads = chosen.details.row_parts
+    if isinstance(storage, StoredArrays) and chosen.place.execution == "dask":
         with progress.measured("starting workers"):
             executor, client = stack.enter_context(dask_workers(plan, storage.store))
         slots_per_process = resources.worker_threads
@@ -521,8 +536,8 @@ def _opened(plan: Plan, storage: Storage, stack: ExitStack, progress: Progress) 
         if resources.cluster_is_running:
             title, *_ = str(plan).splitlines()
             progress = progress.shown_also(dask_client().StageEvents(client, title.removeprefix("dkrr plan: ")))
-    elif chosen.uses_threads or chosen.task_threads > 1:
-        executor = stack.enter_context(ThreadExecutor(chosen.task_threads))
+    elif in_threads or n_threads > 1:
+        executor = stack.enter_context(ThreadExecutor(n_threads))
     return Context(
         storage=storage,
         executor=executor,
@@ -533,16 +548,16 @@ def _opened(plan: Plan, storage: Storage, stack: ExitStack, progress: Progress) 
         threads=resources.local_threads,
         cluster_is_running=resources.cluster_is_running,
         explained=plan.__str__,
-        layout=chosen.layout() | ({"batch": plan.problem.batch} if plan.problem.batch else {}),
-        write_bytes=resources.rates.write_bytes * max(chosen.n_workers, 1),
+        write_bytes=resources.rates.write_bytes * max(chosen.place.n_workers, 1),
     )
 
 
-def _needs_one_blas_thread(plan: Plan) -> bool:
+def _needs_one_blas_thread(plan: Plan, *, in_threads: bool) -> bool:
     """Whether tasks run side by side in this process, or are so small that BLAS's threads would not pay."""
+    chosen = plan.chosen
     # Threads of a Fourier solve transform, without BLAS.
-    if plan.execution == "dask" or not plan.chosen.method.calls_blas:
+    if chosen.place.execution == "dask" or not chosen.method.calls_blas:
         return False
-    if plan.execution == "memory":
-        return plan.uses_threads or plan.seconds * plan.resources.rates.gemm_flops < blas.SMALL_FLOPS
-    return plan.uses_threads or 2.0 * plan.chosen.tile**3 < blas.SMALL_FLOPS
+    if chosen.place.is_memory:
+        return in_threads or chosen.seconds * plan.resources.rates.gemm_flops < blas.SMALL_FLOPS
+    return in_threads or 2.0 * chosen.tile**3 < blas.SMALL_FLOPS

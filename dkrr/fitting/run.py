@@ -18,7 +18,6 @@ from dkrr.fitting.requests import DualStart, FitRequest
 from dkrr.fitting.results import FittedModel, SavedPosterior, Solution, fitted_model, quadratics
 from dkrr.fitting.sampled import centre_linear_parts, with_sampled_maps
 from dkrr.fitting.storage import with_repairs
-from dkrr.kernels.kernel_features import is_drawn
 from dkrr.linalg.result import SolveResult
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
 from dkrr.planning import Plan
@@ -33,16 +32,17 @@ def fit_regression(request: FitRequest, data: TrainingData, plan: Plan, progress
     start = request.start if isinstance(request.start, DualStart) else None
     with open_context(plan, request.settings.store, progress) as context:
         solution: Solution = plan.chosen.method.ridge(data, plan, context, start)
-        posteriors = posteriors_left(request, data, plan, solution)
-        if posteriors is not None and request.folds:
-            posteriors.fold_models(request.folds, context)
+        posteriors = None
+        if request.settings.uncertainty is not False and request.posteriors is not None:
+            posteriors = posteriors_left(request, data, plan, solution)
+            if request.folds:
+                posteriors.fold_models(request.folds, context)
     return (fitted_model(data, plan, solution, context, begun, posteriors),)
 
 
 def posteriors_left(request: FitRequest, data: TrainingData, plan: Plan, solution: Solution) -> Any:
-    """Posteriors of a fit, from the factors that it leaves; None unless it is to leave them."""
-    if request.settings.uncertainty is False or request.posteriors is None:
-        return None
+    """Posteriors of a fit, from the factors that it leaves."""
+    assert request.posteriors is not None
     given, saved = request if request.given is None else request.given, dict[float, SavedPosterior]()
     if solution.dual_coef is not None:
         found = quadratics(data, solution.dual_coef)
@@ -116,7 +116,7 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
     request = replace(request, given=request)
     plan = plan_of(request)  # what has no plan is refused before anything is sampled
     progress, spent = progress_of(show_progress, plan.seconds), None
-    if not plan.problem.kernel.is_plain and is_drawn(plan.problem.kernel):
+    if plan.drawing is not None and not plan.drawing.is_done:
         begun = time.perf_counter()
         reset_peak()
         request = request.with_settings(kernel=with_sampled_maps(plan.problem.kernel, request.rows, progress))
@@ -131,20 +131,26 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
         data = centre_linear_parts(data, request.settings.store)
     broken, models = "", tuple[FittedModel, ...]()
     try:
-        models = _fit_regression(request, data, plan, progress)
+        models = _carried_out(request, data, plan, progress)
     except Float32BreakdownError as error:
         broken = str(error)
     if broken:  # outside of the handler, which keeps the factor in memory that has failed
         plan, models = _without_float32(request, data, broken, show_progress)
-    if _may_be_retried(request, models):
-        largest = max(one.result.residual for one in models)
-        with suppress(PlanError):
-            message = request.outputs.retry_message.format(residual=largest)
-            plan, models = _with_solver(Cholesky(), request, data, message, show_progress)
+    # Conjugate gradient, which the planner chose, may have failed, and no store holds its run.
+    if request.settings.solver is None and request.settings.store is None:
+        failed = False
+        for one in models:
+            failed |= one.result.status in request.outputs.retried
+        if failed:
+            largest = max(one.result.residual for one in models)
+            with suppress(PlanError):
+                message = request.outputs.retry_message.format(residual=largest)
+                plan, models = _with_solver(Cholesky(), request, data, message, show_progress)
     if spent is not None:
         models = (_after_drawing(models[0], plan, *spent), *models[1:])
     for one in models:
-        _warn(one.result, plan)
+        if not one.result.status.is_good:  # the caller of an estimator's `fit` is warned
+            warn_inaccurate(loss.shortfall(one.result, plan), stacklevel=3)
     return Fit(plan, models)
 
 
@@ -152,12 +158,6 @@ def _after_drawing(first: FittedModel, plan: Plan, seconds: float, peak_bytes: i
     """Add the time and the memory of drawing centres, in the calling process, to a result."""
     most = first.result.peak_bytes if plan.execution == "dask" else max(first.result.peak_bytes, peak_bytes)
     return replace(first, result=replace(first.result, seconds=first.result.seconds + seconds, peak_bytes=most))
-
-
-def _may_be_retried(request: FitRequest, models: tuple[FittedModel, ...]) -> bool:
-    """Whether conjugate gradient, which the planner chose, failed, and no store holds its run."""
-    is_free = request.settings.solver is None and request.settings.store is None
-    return is_free and any(one.result.status in request.outputs.retried for one in models)
 
 
 def _without_float32(
@@ -179,15 +179,15 @@ def _with_solver(
     plan = plan_of(request)
     progress = progress_of(show_progress, plan.seconds)
     progress.note(message)
-    return plan, _noted(_fit_regression(request, data, plan, progress), (message,))
+    return plan, _noted(_carried_out(request, data, plan, progress), (message,))
 
 
-def _fit_regression(request: FitRequest, data: FitData, plan: Plan, progress: Progress) -> tuple[FittedModel, ...]:
+def _carried_out(request: FitRequest, data: FitData, plan: Plan, progress: Progress) -> tuple[FittedModel, ...]:
     """Models of a plan; what is damaged in the store that was given is computed again."""
-    carry_out = LOSSES[plan.problem.loss].carry_out
-    store = request.settings.store
-    stores = () if store is None else (store,)
-    models, repairs = with_repairs(stores, lambda: carry_out(request, data, plan, progress))
+    carry_out, store = LOSSES[plan.problem.loss].carry_out, request.settings.store
+    if store is None:
+        return carry_out(request, data, plan, progress)
+    models, repairs = with_repairs((store,), lambda: carry_out(request, data, plan, progress))
     for text in repairs:
         progress.note(text)
     return _noted(models, repairs)
@@ -196,10 +196,3 @@ def _fit_regression(request: FitRequest, data: FitData, plan: Plan, progress: Pr
 def _noted(models: tuple[FittedModel, ...], messages: tuple[str, ...]) -> tuple[FittedModel, ...]:
     results = [replace(one.result, messages=(*messages, *one.result.messages)) for one in models]
     return tuple(replace(one, result=result) for one, result in zip(models, results, strict=True))
-
-
-def _warn(result: SolveResult, plan: Plan) -> None:
-    """Warn of a result that is less accurate than requested, where the caller of an estimator's `fit` is."""
-    if not result.status.is_good:
-        text = LOSSES[plan.problem.loss].shortfall(result, plan)
-        warn_inaccurate(text, stacklevel=4)

@@ -124,7 +124,7 @@ def _cheapest(problem: Problem, sizes: FoldSizes, resources: Resources) -> Scori
             streamed = Reason("rows-streamed", "the normal matrix is too large, and is only multiplied")
             return _refits(problem, sizes, resources, streamed)
     found, against = list[ScoringPlan](), list[Reason]()
-    why = DUAL_FOR_ONE if one.form == "primal" else why_form(problem, one.chosen, (one.chosen, *one.rejected))
+    why = DUAL_FOR_ONE if one.form == "primal" else why_form(problem, one.chosen, one.candidates)
     dual = problem.with_form("dual", why)
     for make in (plan_sweep, _factors, _factors_of_folds):
         try:
@@ -305,7 +305,7 @@ def _primal_bytes(p: Problem, sizes: FoldSizes, resources: Resources, side: int)
 def _refits(problem: Problem, sizes: FoldSizes, resources: Resources, reason: Reason) -> ScoringPlan:
     t, n_alphas = problem.n_targets, len(problem.alphas)
     one = make_plan(replace(problem, n_targets=t * n_alphas), resources)
-    reasons = (reason, *drawing_reasons(one.reasons))
+    reasons = (reason, *drawing_reasons(one.drawing))
     return ScoringPlan("refits", one, sizes, n_alphas, sizes.n_folds * one.seconds, one.peak_bytes, reasons)
 
 
@@ -314,7 +314,7 @@ def _paths(problem: Problem, sizes: FoldSizes, resources: Resources) -> ScoringP
     one = make_plan(_of_rows(problem, n_of_fold(sizes, problem.n)), resources)
     text = "classes have no formula for the errors of folds: each fold has separate fits, each from the one before it"
     seconds = sizes.n_folds * one.seconds
-    reasons = (Reason("paths-of-fits", text), *drawing_reasons(one.reasons))
+    reasons = (Reason("paths-of-fits", text), *drawing_reasons(one.drawing))
     return ScoringPlan("paths", one, sizes, len(problem.alphas), seconds, one.peak_bytes, reasons)
 
 

@@ -1,6 +1,5 @@
 """Nyström centres, which the calling process draws before the work of a plan: a stage, and its reason."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from dkrr.cost import Stage
@@ -26,6 +25,6 @@ class Drawing(NamedTuple):
         return Reason("centres-drawn", f"the calling process draws {count} of Nystroem before the fit: {cost}")
 
 
-def drawing_reasons(reasons: Sequence[Reason]) -> list[Reason]:
-    """Reasons that state the cost of drawing centres."""
-    return [reason for reason in reasons if reason.code == "centres-drawn"]
+def drawing_reasons(drawing: Drawing | None) -> list[Reason]:
+    """The reason that states the cost of drawing centres, where a plan draws some."""
+    return [] if drawing is None else [drawing.reason()]

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any, Self
 
 from dkrr.kernels.map_base import FeatureMap
-from dkrr.planning.drawing import Drawing
+from dkrr.planning.drawing import Drawing, drawing_reasons
 from dkrr.planning.explain import (
     best_of_each_kind,
     columns_of,
@@ -94,7 +94,7 @@ class Plan(Explained):
         """Why so, sentence by sentence; the words are made when they are first read."""
         return (
             *reasons_of(self.priced, self.resources, self.chosen, self.candidates),
-            *([] if self.drawing is None else [self.drawing.reason()]),
+            *drawing_reasons(self.drawing),
             *self.impossible,
             *self.problem.because.reasons,
             *self.more,

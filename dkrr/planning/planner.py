@@ -83,10 +83,10 @@ def choose(methods: Sequence[Method], problem: Problem, resources: Resources, dr
         if not drawing.is_done:
             _refuse_drawing(drawing, candidates, resources)
         candidates = [_after_drawing(c, drawing.stage) for c in candidates]
-    fitting = [c for c in candidates if not c.refused]
-    if not fitting:
+    fitting = candidates if len(candidates) == 1 else [c for c in candidates if not c.refused]
+    if not fitting or fitting[0].refused:
         _refuse(methods, candidates, problem, resources)
-    cheapest = fitting[0] if len(fitting) == 1 else _cheapest(fitting)
+    cheapest = _cheapest(fitting)
     return Plan(
         problem=problem,
         resources=resources,
@@ -100,6 +100,8 @@ def choose(methods: Sequence[Method], problem: Problem, resources: Resources, dr
 
 def _cheapest(fitting: list[Strategy]) -> Strategy:
     """Fastest; among those about as fast the one that needs least disk, then the one that reads least."""
+    if len(fitting) == 1:  # as where the first that is priced is as fast as any
+        return fitting[0]
     fastest = min(c.seconds for c in fitting)
     equals = [c for c in fitting if c.seconds <= EQUAL_TIME * fastest]
     least_disk = min(c.disk_bytes for c in equals)
@@ -166,7 +168,7 @@ def _with_fits_of_folds(c: Strategy, problem: Problem) -> Strategy:
 def _candidates(methods: Sequence[Method], problem: Problem, resources: Resources, form: Form) -> list[Strategy]:
     """All strategies in one form, with the reasons against those that are impossible."""
     found: list[Strategy] = []
-    soon_done, wanted = False, _wanted(problem)
+    soon_done, wanted = False, None if problem.solver is None and problem.layout is None else _wanted(problem)
     is_of_grids = form == "primal" and problem.feature_map is not None and problem.feature_map.is_transform
     for method in methods:
         if method.form != form or problem.loss not in method.losses or method.is_of_grids != is_of_grids:
@@ -177,7 +179,7 @@ def _candidates(methods: Sequence[Method], problem: Problem, resources: Resource
         for c in method.candidates(problem, resources):
             refused = _refusal(c, resources)
             found.append(replace(c, refused=refused) if refused else c)
-            if not refused and method.factors_matrix and c.place.is_memory:
+            if not refused and method.factors_matrix and c.place.execution == "memory":
                 if c.seconds < TINY_SECONDS:
                     return found
                 soon_done |= problem.solver is None and is_soon_done(problem, c.seconds)
@@ -226,8 +228,8 @@ def _forms(problem: Problem) -> tuple[list[Form], list[Reason]]:
     """Forms that are possible, and why the others are not."""
     dimension = problem.dimension
     wanted = problem.form or (problem.layout.form if problem.layout else None)
-    _check_form(problem, wanted)
     if wanted is not None:
+        _check_form(problem, wanted)
         return [wanted], []
     if problem.feature_map is not None and problem.feature_map.is_transform:
         return ["primal"], []

@@ -68,9 +68,12 @@ class Rates:
 
     def seconds(self, work: Work, threads: int = 1) -> float:
         """Time of one process with this many BLAS threads, where nothing overlaps."""
+        # A factorisation is faster for large matrices, with a larger fraction of GEMM.
+        overhead = DENSE_SIDE * max(self.gemm_flops / self.dense_flops - 1.0, 0.0)
+        dense_flops = self.gemm_flops / (1.0 + overhead / max(work.dense_side, 1))
         return (
             work.gemm_flops / (self.gemm_flops * threads)
-            + work.dense_flops / (self._dense_flops(work.dense_side) * threads)
+            + work.dense_flops / (dense_flops * threads)
             + work.element_seconds
             + (work.read_bytes - work.cold_bytes) / self.read_bytes
             + work.cold_bytes / min(self.cold_read_bytes, self.read_bytes)
@@ -79,11 +82,6 @@ class Rates:
             + work.memory_bytes / self.memory_bytes
             + work.fresh_bytes / self.fresh_bytes
         )
-
-    def _dense_flops(self, side: int) -> float:
-        """Rate of a factorisation of another size: higher for large ones, with a larger fraction of GEMM."""
-        overhead = DENSE_SIDE * max(self.gemm_flops / self.dense_flops - 1.0, 0.0)
-        return self.gemm_flops / (1.0 + overhead / max(side, 1))
 
     def reading(self, cold: float) -> Self:
         """Rates where a fraction of all that is read comes from the disk itself."""

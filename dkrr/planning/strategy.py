@@ -71,7 +71,7 @@ class Method(ABC):
     factors_matrix: ClassVar[bool] = False
     """The whole matrix is formed and factored."""
     calls_blas: ClassVar[bool] = True
-    """Its tasks call BLAS; otherwise they have threads of their own."""
+    """Its tasks call BLAS; otherwise they have separate threads."""
     folds_by: ClassVar[Literal["", "sums", "grid", "factors", "sweep"]] = ""
     """By what a search has the errors of held-out rows: sums over the rows of folds, factors, columns of one run."""
 
@@ -213,11 +213,6 @@ class Strategy:
     def uses_threads(self) -> bool:
         """In the calling process tasks run in threads with one BLAS thread each, not one after the other."""
         return self.method.uses_threads(self.place)
-
-    @property
-    def task_threads(self) -> int:
-        """Threads of the calling process that run tasks."""
-        return self.place.slots if self.uses_threads else self.details.row_parts if self.is_whole else 1
 
     @property
     def keeps_factors(self) -> bool:

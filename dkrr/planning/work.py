@@ -34,6 +34,8 @@ class Step(NamedTuple):
 
 
 Recipe = Iterable[Step]
+COMPARED = (Step("checking symmetry"),)
+"""A precomputed matrix is compared with its mirror image, which takes next to no time."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,13 @@ class CostModel:
 
     def peak(self, held: int, each: int, margin: int = PROCESS_MARGIN_BYTES) -> int:
         """Peak bytes of a process that holds `held` bytes, plus `each` bytes for every thread."""
-        return self.place.baseline_bytes + margin + held + self.place.threads * each + self._batch_bytes()
+        batch = self._batch_bytes() if self.problem.batch else 0
+        return self.place.baseline_bytes + margin + held + self.place.threads * each + batch
 
     def _batch_bytes(self) -> int:
         """Bytes per process that one of many batches of targets adds to a fit of the targets of a batch."""
         p, place = self.problem, self.place
-        if not p.batch or p.n_targets > p.batch:
+        if p.n_targets > p.batch:
             return 0
         if place.execution != "dask":
             return BATCH_ARRAYS * 8 * p.n * p.batch
@@ -81,14 +84,14 @@ class CostModel:
 
     def price(self, recipe: Recipe, peak: int) -> tuple[Stage, ...]:
         """Stages in the order of their first step, of processes that hold at most `peak` bytes."""
-        slots, sums = self.place.slots, dict[str, list[Any]]()
+        slots, rates, sums = self.place.slots, self.resources.rates, dict[str, list[Any]]()
         threads = {"tasks": 1, "blas": self.resources.local_threads, "caller": 1}
         for name, work, times, by, seconds in recipe:
             total = sums.setdefault(name, [0.0, 0.0, 0.0, 0])
             if (work is NO_WORK and seconds is None) or not times:  # a fit of a few rows notices the time of its plan
                 continue
             if seconds is None:
-                seconds = self.rates.seconds(work, threads[by])
+                seconds = rates.seconds(work, threads[by])
                 if work.row_bytes:
                     seconds += work.row_bytes / self.row_rates(peak).read_bytes
                 seconds /= slots if by == "tasks" else 1
@@ -96,9 +99,10 @@ class CostModel:
             total[1] += times * (work.read_bytes + work.row_bytes)
             total[2] += times * work.written_bytes
             total[3] += work.disk_bytes
-        return tuple(
-            Stage(name, seconds, read, written, disk, peak) for name, (seconds, read, written, disk) in sums.items()
-        )
+        stages = list[Stage]()
+        for name, (seconds, read, written, disk) in sums.items():
+            stages.append(Stage(name, seconds, read, written, disk, peak))
+        return tuple(stages)
 
     def seconds(self, recipe: Recipe, peak: int) -> float:
         """Time of all steps."""
@@ -116,22 +120,8 @@ class CostModel:
             Step("checking X", Work(row_bytes=checked)),
             # It is read where it was, and written.
             Step("copying X", written(staged), seconds=2 * staged / self.rates.write_bytes),
-            *self.compared(),
+            *(COMPARED if p.kernel.is_precomputed else ()),
         ]
-
-    def loaded(self) -> list[Step]:
-        """X is read into memory."""
-        n_bytes = 0 if self.problem.x_in_memory else self.problem.stored_bytes
-        return [Step("reading X", Work(row_bytes=n_bytes), by="caller")]
-
-    def loaded_bytes(self) -> int:
-        """Memory of X where it is loaded."""
-        p = self.problem
-        return 0 if p.x_in_memory else p.stored_bytes + p.read_overhead_bytes
-
-    def compared(self) -> list[Step]:
-        """A precomputed matrix is compared with its mirror image, which takes next to no time."""
-        return [Step("checking symmetry")] if self.problem.kernel.is_precomputed else []
 
 
 def written(n_bytes: int, read: float = 0.0) -> Work:

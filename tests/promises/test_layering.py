@@ -88,6 +88,24 @@ def test_imports_run_downwards() -> None:
     assert not wrong
 
 
+MAX_NAMES = 30
+"""Names from outside of planning that its modules import."""
+
+
+def test_planning_is_arithmetic_that_knows_no_algorithm() -> None:
+    names = {
+        (node.module, alias.name)
+        for path in FILES
+        if module_group(path) == "planning"
+        for node in nodes(path)
+        if isinstance(node, ast.ImportFrom) and re.match(r"dkrr\.(?!planning\b)", node.module or "")
+        for alias in node.names
+    }
+    settings = {"Cholesky", "ConjugateGradient", "Float32Cholesky", "NewtonWork", "Precision"}
+    assert {name for module, name in names if module.startswith("dkrr.linalg")} <= settings
+    assert len(names) <= MAX_NAMES, sorted(names)
+
+
 def test_no_modules_import_each_other() -> None:
     graph = {name: imports(path) & set(MODULES) - {name} for name, path in MODULES.items()}
     graph["dkrr.kernels.base"].remove("dkrr.kernels.composite")  # the operators of Kernel make sums of kernels

@@ -19,7 +19,10 @@ ROW_COPIES = 3
 
 def drawing_of(p: Problem, r: Resources) -> Drawing | None:
     """Price of the centres of a kernel; None: it has none that are drawn."""
-    maps = [part for part in parts_of(p.kernel if p.undrawn is None else p.undrawn) if isinstance(part, Nystroem)]
+    maps = list[Nystroem]()
+    for part in parts_of(p.kernel if p.undrawn is None else p.undrawn):
+        if isinstance(part, Nystroem):
+            maps.append(part)
     if not maps:
         return None
     site = CostModel(replace(p, batch=0), r, r.in_caller("memory", 1, r.local_threads))

@@ -13,7 +13,7 @@ from dkrr.cluster.tasks import FAN_IN
 from dkrr.config import setting
 from dkrr.cost import Work
 from dkrr.fitting.costs.details import Iterative, TileProducts
-from dkrr.fitting.costs.dual_costs import MAX_TILE, own_steps
+from dkrr.fitting.costs.dual_costs import MAX_TILE, newton_steps
 from dkrr.fitting.costs.gram_costs import GramCosts
 from dkrr.linalg.conjugate_gradient import (
     MIXED_ITERATION_FACTOR,
@@ -242,7 +242,7 @@ class IterativeDual:
             Step("conjugate gradient", times=iterations, seconds=self._trip_seconds(products)),
             Step("conjugate gradient", site.product(s.n_columns, *check) + x_read, n_products),
             Step("conjugate gradient", Work(written_bytes=checkpoint, disk_bytes=2 * checkpoint), seconds=0.0),
-            *own_steps(site),
+            *(newton_steps(site) if p.loss == "logistic" else ()),
         ]
 
     def _factor(self, rank: int) -> Work:

@@ -29,7 +29,7 @@ from dkrr.linalg.residual import uses_symmetry
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.linalg.substitution import apply_bytes
 from dkrr.planning.facts import TYPICAL
-from dkrr.planning.problem import Problem
+from dkrr.planning.problem import Problem, Systems
 from dkrr.planning.resources import (
     CALLER_MARGIN_BYTES,
     PROCESS_MARGIN_BYTES,
@@ -38,7 +38,7 @@ from dkrr.planning.resources import (
     Workplace,
 )
 from dkrr.planning.strategy import Method, Strategy, Tiling
-from dkrr.planning.work import Recipe, Step
+from dkrr.planning.work import COMPARED, Recipe, Step
 from dkrr.store import TileGrid
 
 KEPT_TIME_FRACTION = 0.95
@@ -112,9 +112,9 @@ class FactorUse(NamedTuple):
     """Vectors at once."""
 
 
-def uses(p: Problem, itemsize: Itemsize) -> list[FactorUse]:
+def uses(p: Problem, s: Systems, itemsize: Itemsize) -> list[FactorUse]:
     """Uses that a fit makes of the Gram matrix and its factors, once they exist."""
-    s, n = p.systems, _iterations(p, itemsize)
+    n = 0 if itemsize == 8 and p.loss == "squared" else _iterations(p, itemsize)
     if p.loss == "logistic":  # independent models have products to themselves
         together, m = (1, p.n_targets) if p.is_softmax else (p.n_targets, 1)
         return [
@@ -127,11 +127,9 @@ def uses(p: Problem, itemsize: Itemsize) -> list[FactorUse]:
     return [FactorUse(solve, False, s.n_factors * (n + 1), m), FactorUse(check, True, s.n_factors * (n + 1), m)]
 
 
-def own_steps(site: GramCosts) -> list[Step]:
-    """Steps of Newton's method besides systems and products; empty for a regression."""
+def newton_steps(site: GramCosts) -> list[Step]:
+    """Steps of Newton's method besides systems and products."""
     p = site.problem
-    if p.loss == "squared":
-        return []
     scores = Work(element_seconds=p.n_steps * p.n * p.n_targets * SECONDS_PER_SCORE)
     checkpoint = 3 * 8 * p.n * p.n_targets if p.keeps_store else 0
     steps = Work(written_bytes=p.n_steps * checkpoint, disk_bytes=(1 + len(p.alphas)) * checkpoint)
@@ -153,11 +151,19 @@ def newton_vectors(p: Problem) -> int:
 
 
 def factored_dual(p: Problem, r: Resources, itemsize: Itemsize, method: Method) -> Iterator[Strategy]:
-    """Complete factors of the Gram matrix: in memory, then in tiles on disk."""
+    """Complete factors of the Gram matrix: in memory, then in tiles on disk.
+
+    In memory the matrix stays beside them where forming it again takes longer.
+    """
     if itemsize == 4 and against_float32(p):
         return
-    if not p.wants_tiles:
-        yield _dual_in_memory(p, r, itemsize, method)
+    if not (p.keeps_store or p.tile is not None):
+        site = GramCosts(p, r, r.in_caller("memory", r.local_threads))
+        if p.loss == "logistic" or (itemsize == 8 and p.n <= ONE_TILE):
+            yield _whole(site, itemsize, method, keeps=True)
+        else:
+            again = _whole(site, itemsize, method, keeps=False)
+            yield again if itemsize == 4 else _kept_or_again(site, method, again)
     for cut in cuts(p, r, "dual", partial(_tiled_bytes, itemsize=itemsize)):
         yield _dual_in_tiles(cut, itemsize, method)
 
@@ -166,11 +172,12 @@ def _strategy(
     site: GramCosts, itemsize: Itemsize, method: Method, tiling: Tiling, recipe: Recipe, peak: int, *,
     products_tile: int, keeps_rows: bool = False, keeps_matrix: bool = False,
 ) -> Strategy:  # fmt: skip
-    p, n = site.problem, _iterations(site.problem, itemsize)
+    p = site.problem
     details: Direct | Float32Factor = Direct(
         tiling=tiling, row_block=products_tile, keeps_matrix=keeps_matrix, keeps_factors=p.uncertainty
     )
     if itemsize == 4:
+        n = _iterations(p, itemsize)
         details = Float32Factor(
             tiling=tiling,
             iterations=n if p.loss == "squared" else n * p.n_steps * (1 if p.is_softmax else p.n_targets),
@@ -182,27 +189,16 @@ def _strategy(
     stages = site.price(recipe, peak) + (
         site.held_out(peak, TileGrid(p.n, tiling.tile, tiling.panel)) if details.keeps_factors else ()
     )
-    n_steps = newton_steps(p)
+    n_steps = p.n_steps if p.loss == "logistic" else 0
     return Strategy(method=method, form="dual", place=site.place, details=details, stages=stages, n_steps=n_steps)
-
-
-def newton_steps(p: Problem) -> int:
-    """Steps of Newton's method; 0 for a regression."""
-    return p.n_steps if p.loss == "logistic" else 0
 
 
 # In memory
 
 
-def _dual_in_memory(p: Problem, r: Resources, itemsize: Itemsize, method: Method) -> Strategy:
-    """Factors in the calling process; the matrix beside them where forming it again takes longer."""
-    site = GramCosts(p, r, r.in_caller("memory", r.local_threads))
-    if p.loss == "logistic" or (itemsize == 8 and p.n <= ONE_TILE):
-        return _whole(site, itemsize, method, keeps=True)
-    again = _whole(site, itemsize, method, keeps=False)
-    if itemsize == 4:
-        return again
-    kept = _whole(site, itemsize, method, keeps=True)
+def _kept_or_again(site: GramCosts, method: Method, again: Strategy) -> Strategy:
+    """The matrix beside its factors, or formed again."""
+    kept = _whole(site, 8, method, keeps=True)
     pays = kept.seconds < KEPT_TIME_FRACTION * again.seconds and kept.peak_bytes <= kept.limit_bytes
     return kept if pays else again
 
@@ -213,28 +209,29 @@ def _whole(site: GramCosts, itemsize: Itemsize, method: Method, *, keeps: bool) 
     tile = grid.tile if keeps or itemsize == 8 else products_tile(p.n)
     by: Literal["tasks", "blas"] = "blas" if grid.n_tiles == 1 else "tasks"
     low = itemsize == 4 and p.kernel.has_unit_diagonal
-    triangle = site.forming(p.n * (p.n + 1) / 2, "float32" if low and not keeps else "float64")
-
-    def used(use: FactorUse) -> Step:
-        stage = "factorisation" if use.stage == "substitution" and p.loss == "squared" else use.stage
-        if use.is_product and not keeps:
-            return Step(stage, site.product(use.m) + calls_work(p.n, tile), use.times)
-        # Factors in float32 are applied by threads, each to its part.
-        applied: Literal["tasks", "blas"] = "tasks" if itemsize == 4 and not use.is_product else "blas"
-        return Step(stage, solving_work(p.n, use.m, 8 if use.is_product else itemsize), use.times, applied)
-
-    n_factors, fresh = p.systems.n_factors, Work(fresh_bytes=memory_bytes(grid, keeps=keeps) * itemsize / 8)
+    entry_seconds = p.entry_time("float32" if low and not keeps else "float64")
+    triangle, systems = Work(element_seconds=entry_seconds * (p.n * (p.n + 1) / 2)), p.systems
+    n_factors, fresh = systems.n_factors, Work(fresh_bytes=memory_bytes(grid, keeps=keeps) * itemsize / 8)
     recipe = [
-        *site.loaded(),
+        Step("reading X", Work(row_bytes=0 if p.x_in_memory else p.stored_bytes), by="caller"),
         Step("Gram matrix", triangle, 1 if keeps else 0, by),
-        *site.compared(),
+        *(COMPARED if p.kernel.is_precomputed else ()),
         Step("factorisation", factor_work(grid, itemsize), n_factors, "blas"),
         Step("factorisation", triangle, 0 if keeps else n_factors, by),
         Step("factorisation", copy_work(p.n), n_factors if keeps else 0, "caller"),
         Step("factorisation", fresh, n_factors if p.is_softmax else 1, "caller"),
-        *map(used, uses(p, itemsize)),
-        *own_steps(site),
     ]
+    for use in uses(p, systems, itemsize):
+        stage = "factorisation" if use.stage == "substitution" and p.loss == "squared" else use.stage
+        if use.is_product and not keeps:
+            recipe.append(Step(stage, site.product(use.m) + calls_work(p.n, tile), use.times))
+            continue
+        # Factors in float32 are applied by threads, each to its part.
+        applied: Literal["tasks", "blas"] = "tasks" if itemsize == 4 and not use.is_product else "blas"
+        work = solving_work(p.n, use.m, 8 if use.is_product else itemsize)
+        recipe.append(Step(stage, work, use.times, applied))
+    if p.loss == "logistic":
+        recipe += newton_steps(site)
     peak = _whole_bytes(site, grid, itemsize, tile, keeps=keeps)
     tiling, tile = Tiling(grid.tile, grid.panel), p.n if itemsize == 8 else tile
     return _strategy(site, itemsize, method, tiling, recipe, peak, products_tile=tile, keeps_matrix=keeps)
@@ -262,7 +259,8 @@ def _whole_bytes(site: GramCosts, grid: TileGrid, itemsize: Itemsize, tile: int,
         each = max(each + (8 * grid.tile**2 if itemsize == 4 else 0), site.product_bytes(tile, m))
     elif not keeps:
         each += 8 * grid.tile**2 + 8 * 8 * grid.tile * m
-    held = site.loaded_bytes() + matrices + vectors + (1 if is_one and keeps else threads) * each
+    loaded = 0 if p.x_in_memory else p.stored_bytes + p.read_overhead_bytes
+    held = loaded + matrices + vectors + (1 if is_one and keeps else threads) * each
     held += factoring_bytes(grid, m, threads, 8 if keeps else itemsize)
     # Newton's method leaves more behind (measured: 3 MiB above what is counted, with factors in float32).
     return site.peak(held, 0, CALLER_MARGIN_BYTES if p.loss == "squared" else PROCESS_MARGIN_BYTES)
@@ -306,8 +304,8 @@ def _dual_in_tiles(cut: Cut, itemsize: Itemsize, method: Method) -> Strategy:
         cut.factored(form_seconds, n_stored, itemsize)._replace(times=s.n_factors),
         Step("factorisation", Work(row_bytes=x_read), s.n_factors),
         Step("factorisation", Work(row_bytes=once)),
-        *map(used, uses(p, itemsize)),
-        *own_steps(site),
+        *map(used, uses(p, s, itemsize)),
+        *(newton_steps(site) if p.loss == "logistic" else ()),
     ]
     return _strategy(site, itemsize, method, cut.tiling, recipe, peak, products_tile=grid.tile, keeps_rows=keeps_rows)
 

@@ -23,6 +23,8 @@ class GramCosts(CostModel):
     def forming_bytes(self, tile: int) -> int:
         """Memory of a task that forms a tile, besides the tile."""
         p = self.problem
+        if not p.is_sparse:
+            return gram_workspace_bytes(p.kernel, tile, p.bytes_of_row, p.d)
         blocks = p.csr_bytes(min(tile, KERNEL_BLOCK))
         return gram_workspace_bytes(p.kernel, tile, p.row_bytes_in_strips(tile), p.d, blocks)
 
