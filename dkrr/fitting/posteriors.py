@@ -89,7 +89,7 @@ class Posteriors:
         request = replace(request.with_settings(uncertainty=False), folds=(), posteriors=None)  # fits here keep nothing
         if request.features is not None:
             request = request.with_settings(form="primal")
-        elif feature_map(kernel, request.rows.shape[1]) is None:  # the fit has declined a grid, if there is one
+        elif kernel.is_plain or feature_map(kernel, request.rows.shape[1]) is None:  # no grid was worth it
             request = request.with_settings(form="dual")
         outputs = request.outputs
         assert isinstance(outputs, Targets)
