@@ -89,7 +89,7 @@ class Posteriors:
         changes: dict[str, Any] = {"uncertainty": False}  # fits here keep nothing
         if request.features is not None:
             changes["form"] = "primal"
-        elif feature_map(kernel, request.rows.shape[1]) is None:  # the fit has declined a grid, if there is one
+        elif kernel.is_plain or feature_map(kernel, request.rows.shape[1]) is None:  # no grid was worth it
             changes["form"] = "dual"
         request = replace(request, settings=replace(request.settings, **changes), folds=(), posteriors=None)
         outputs = request.outputs

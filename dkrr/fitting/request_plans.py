@@ -15,9 +15,10 @@ from dkrr.kernels.kernel_features import is_drawn, refuse_more_components_than_r
 from dkrr.kernels.nonuniform import is_available
 from dkrr.linalg.preconditioners import MAX_SAMPLE_BYTES, MIN_SAMPLED_ROWS, SAMPLE, estimated_spectrum
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
+from dkrr.machine import measures
 from dkrr.machine.calibration import newly_measured
 from dkrr.machine.detection import detect
-from dkrr.machine.measures import GRAM_SECONDS, with_measured_kernel
+from dkrr.machine.measures import with_measured_kernel
 from dkrr.planning import Plan
 from dkrr.planning.explain import is_soon_done
 from dkrr.planning.facts import TYPICAL, Spectrum
@@ -123,7 +124,7 @@ class Choice(ABC, Generic[P]):
 def settled(choice: Choice[P], rows: Rows | None) -> P:
     """The cheapest plan, once no measurement could change it; of rows that are not given nothing is measured."""
     p = choice.problem
-    if not p.kernel.is_plain or p.n**2 / 2 * p.kernel.nominal_seconds(p.d) > GRAM_SECONDS:
+    if not p.kernel.is_plain or p.n**2 / 2 * p.kernel.nominal_seconds(p.d) > measures.GRAM_SECONDS:
         choice = choice.again(with_measured_kernel(p, rows), choice.resources)  # which all prices depend on
     while (known := choice.next_fact(rows)) is not None:
         choice = known

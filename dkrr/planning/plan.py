@@ -120,7 +120,8 @@ class Plan(Explained):
     @property
     def priced(self) -> Problem:
         """Problem with the features of the chosen strategy."""
-        return self.problem.with_features(self.chosen.features)
+        features = self.chosen.features
+        return self.problem if features is None else self.problem.with_features(features)
 
     @property
     def form(self) -> Form:

@@ -35,6 +35,7 @@ def make_plan(problem: Problem, resources: Resources, features: FeatureMap | Non
     With `features` all candidates have these, in place of the kernel's own.
     """
     if features is None:
-        return choose(METHODS, problem, resources, drawing_of(problem, resources))
+        drawing = None if problem.kernel.is_plain else drawing_of(problem, resources)
+        return choose(METHODS, problem, resources, drawing)
     plan = choose(METHODS, problem.with_features(features), resources)
     return replace(plan, problem=replace(plan.problem, feature_map=problem.feature_map))

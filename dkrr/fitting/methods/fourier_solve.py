@@ -10,6 +10,7 @@ from dkrr.fitting.context import Context
 from dkrr.fitting.costs.fourier_costs import REFINED_RESIDUAL, fourier_factored, fourier_iterated, sums_bytes
 from dkrr.fitting.data import LabelledData, TrainingData
 from dkrr.fitting.fourier_ridge import FourierRidge
+from dkrr.fitting.methods.newton_curvature import why_streamed
 from dkrr.fitting.methods.solving import SolvingMethod, bytes_of, place_words
 from dkrr.fitting.objectives import FormObjective, fourier_objective
 from dkrr.fitting.results import Solution, scale_of
@@ -56,6 +57,8 @@ class FourierCholesky(SolvingMethod):
         return "cg" if c.details.rank_limit else "cholesky"
 
     def why(self, c: Strategy, p: Problem, candidates: Sequence[Strategy]) -> list[Reason]:  # noqa: ARG002
+        if c.n_steps:
+            return why_streamed(c, p)
         if c.details.rank_limit:
             text = "its products are convolutions of sums over the rows; a complete factor would take longer"
             return [Reason("grid-iterates", text)]

@@ -14,6 +14,12 @@ from dkrr.planning.resources import Resources, Workplace
 from dkrr.planning.strategy import Strategy
 
 
+def why_streamed(c: Strategy, p: Problem) -> list[Reason]:
+    """Reasons of Newton's method with streamed rows."""
+    text = "the curvature is a matrix in the calling process; the rows are streamed, a pass for each step"
+    return [Reason("rows-streamed", text), *([] if c.place.is_memory else why_tiles(p))]
+
+
 class NewtonCurvature(SolvingMethod):
     """A factor of the curvature in every step."""
 
@@ -30,8 +36,7 @@ class NewtonCurvature(SolvingMethod):
         return True
 
     def why(self, c: Strategy, p: Problem, candidates: Sequence[Strategy]) -> list[Reason]:  # noqa: ARG002
-        text = "the curvature is a matrix in the calling process; the rows are streamed, a pass for each step"
-        return [Reason("rows-streamed", text), *([] if c.place.is_memory else why_tiles(p))]
+        return why_streamed(c, p)
 
     def objective(self, data: LabelledData, plan: Plan, context: Context) -> FormObjective:
         details = plan.chosen.details
