@@ -586,7 +586,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         self._take(model.function, model.dual_coef, is_vector=is_vector)
         self.rkhs_norm_ = float(model.norms[0]) if is_vector else model.norms
         self.solve_result_ = model.result
-        self.n_iter_ = model.result.iterations if fitted.plan.solver == "cg" else None
+        self.n_iter_ = model.result.iterations if fitted.plan.chosen.solver == "cg" else None
         self._finish(fitted, request.rows, X)
 
 

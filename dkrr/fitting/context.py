@@ -558,6 +558,6 @@ def _needs_one_blas_thread(plan: Plan, *, in_threads: bool) -> bool:
     # Threads of a Fourier solve transform, without BLAS.
     if chosen.place.execution == "dask" or not chosen.method.calls_blas:
         return False
-    if chosen.place.is_memory:
+    if chosen.place.execution == "memory":
         return in_threads or chosen.seconds * plan.resources.rates.gemm_flops < blas.SMALL_FLOPS
     return in_threads or 2.0 * chosen.tile**3 < blas.SMALL_FLOPS

@@ -109,7 +109,7 @@ class Choice(ABC, Generic[P]):
         p = self.problem
         if rows is None or p.facts.box is not None or not may_have_grid(p):
             return None
-        if isinstance(self.plain, Plan) and self.plain.seconds <= SOON_SECONDS:
+        if isinstance(self.plain, Plan) and self.plain.chosen.seconds <= SOON_SECONDS:
             return None
         return self.again(p.measured(box=box_of(rows, grid_columns(p.kernel, p.d))), self.resources)
 
@@ -142,7 +142,7 @@ class FitChoice(Choice[Plan]):
         p = self.problem
         if p.facts.box is None or not may_have_grid(p):
             return None
-        if isinstance(self.plain, Plan) and self.plain.seconds <= SOON_SECONDS:
+        if isinstance(self.plain, Plan) and self.plain.chosen.seconds <= SOON_SECONDS:
             return None
         return grid_in_box(p, error_for(p))
 
@@ -167,7 +167,7 @@ class FitChoice(Choice[Plan]):
         if p.solver is None:
             plain = self.plain
             # A direct solver that is soon done is not compared with one whose time is only an estimate.
-            if isinstance(plain, Plan) and plain.chosen.is_direct and plain.seconds <= SOON_SECONDS:
+            if isinstance(plain, Plan) and plain.chosen.method.is_direct and plain.chosen.seconds <= SOON_SECONDS:
                 return None
         if (known := self._with_box(rows)) is not None:
             return known
@@ -175,7 +175,9 @@ class FitChoice(Choice[Plan]):
             return None
         if p.solver is None:
             plain = self.plain
-            if isinstance(plain, DkrrError) or (plain.chosen.is_direct and is_soon_done(p, plain.seconds)):
+            if isinstance(plain, DkrrError) or (
+                plain.chosen.method.is_direct and is_soon_done(p, plain.chosen.seconds)
+            ):
                 return None
         # Without a bound of its entries a kernel has iterations only at request (`explain.doubt`).
         may_iterate = p.solver is not None or p.kernel.has_unit_diagonal

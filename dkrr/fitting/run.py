@@ -115,7 +115,7 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
     """
     request = replace(request, given=request)
     plan = plan_of(request)  # what has no plan is refused before anything is sampled
-    progress, spent = progress_of(show_progress, plan.seconds), None
+    progress, spent = progress_of(show_progress, plan.chosen.seconds), None
     if plan.drawing is not None and not plan.drawing.is_done:
         begun = time.perf_counter()
         reset_peak()
@@ -177,7 +177,7 @@ def _with_solver(
     because = Because(solver=Reason("solver-failed", message))
     request = replace(request.with_settings(solver=solver), start=None, because=because)
     plan = plan_of(request)
-    progress = progress_of(show_progress, plan.seconds)
+    progress = progress_of(show_progress, plan.chosen.seconds)
     progress.note(message)
     return plan, _noted(_carried_out(request, data, plan, progress), (message,))
 

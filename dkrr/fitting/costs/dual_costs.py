@@ -150,20 +150,8 @@ def newton_vectors(p: Problem) -> int:
     return 8 * p.n * m * (VECTORS_HELD + (2 * m if p.is_softmax and p.fit_intercept else 0))
 
 
-def factored_dual(p: Problem, r: Resources, itemsize: Itemsize, method: Method) -> Iterator[Strategy]:
-    """Complete factors of the Gram matrix: in memory, then in tiles on disk.
-
-    In memory the matrix stays beside them where forming it again takes longer.
-    """
-    if itemsize == 4 and against_float32(p):
-        return
-    if not (p.keeps_store or p.tile is not None):
-        site = GramCosts(p, r, r.in_caller("memory", r.local_threads))
-        if p.loss == "logistic" or (itemsize == 8 and p.n <= ONE_TILE):
-            yield _whole(site, itemsize, method, keeps=True)
-        else:
-            again = _whole(site, itemsize, method, keeps=False)
-            yield again if itemsize == 4 else _kept_or_again(site, method, again)
+def factored_in_tiles(p: Problem, r: Resources, itemsize: Itemsize, method: Method) -> Iterator[Strategy]:
+    """Complete factors of the Gram matrix in tiles on disk."""
     for cut in cuts(p, r, "dual", partial(_tiled_bytes, itemsize=itemsize)):
         yield _dual_in_tiles(cut, itemsize, method)
 
@@ -196,14 +184,14 @@ def _strategy(
 # In memory
 
 
-def _kept_or_again(site: GramCosts, method: Method, again: Strategy) -> Strategy:
+def kept_or_again(site: GramCosts, method: Method, again: Strategy) -> Strategy:
     """The matrix beside its factors, or formed again."""
-    kept = _whole(site, 8, method, keeps=True)
+    kept = factored_in_memory(site, 8, method, keeps=True)
     pays = kept.seconds < KEPT_TIME_FRACTION * again.seconds and kept.peak_bytes <= kept.limit_bytes
     return kept if pays else again
 
 
-def _whole(site: GramCosts, itemsize: Itemsize, method: Method, *, keeps: bool) -> Strategy:
+def factored_in_memory(site: GramCosts, itemsize: Itemsize, method: Method, *, keeps: bool) -> Strategy:
     """Lower triangle in the calling process, of the matrix, its factor or both."""
     p, grid = site.problem, memory_grid(site.problem.n)
     tile = grid.tile if keeps or itemsize == 8 else products_tile(p.n)

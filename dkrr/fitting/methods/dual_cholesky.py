@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from dkrr.fitting.context import Context
-from dkrr.fitting.costs.dual_costs import against_float32, factored_dual
+from dkrr.fitting.costs.dual_costs import against_float32, factored_in_memory, factored_in_tiles, kept_or_again
+from dkrr.fitting.costs.gram_costs import GramCosts
+from dkrr.fitting.costs.tiles import Itemsize
 from dkrr.fitting.data import LabelledData, TrainingData
 from dkrr.fitting.dual_ridge import DirectDual, FactoredDual
 from dkrr.fitting.gram import FactoredGram, Float32Gram
@@ -28,16 +30,33 @@ from dkrr.planning.strategy import Strategy
 from dkrr.text import format_seconds, plural
 
 
-class DualCholesky(DualMethod):
+class DualFactor(DualMethod):
+    """Complete factors of the Gram matrix, their entries of `itemsize` bytes."""
+
+    factors_matrix = True
+    itemsize: ClassVar[Itemsize]
+
+    def recipes(self, p: Problem, r: Resources) -> Iterator[Strategy]:
+        """In memory, where the matrix stays beside them if forming it again takes longer; then in tiles on disk."""
+        if self.itemsize == 4 and against_float32(p):
+            return
+        if not (p.keeps_store or p.tile is not None):
+            site = GramCosts(p, r, r.in_caller("memory", r.local_threads))
+            if p.loss == "logistic" or (self.itemsize == 8 and p.n <= ONE_TILE):
+                yield factored_in_memory(site, self.itemsize, self, keeps=True)
+            else:
+                again = factored_in_memory(site, self.itemsize, self, keeps=False)
+                yield again if self.itemsize == 4 else kept_or_again(site, self, again)
+        yield from factored_in_tiles(p, r, self.itemsize, self)
+
+
+class DualCholesky(DualFactor):
     """A factor in float64 for each λ, or in every step of Newton's method."""
 
     name = "dual, Cholesky"
     solver = "cholesky"
-    factors_matrix = True
+    itemsize = 8
     folds_by = "factors"
-
-    def recipes(self, p: Problem, r: Resources) -> Iterator[Strategy]:
-        return factored_dual(p, r, 8, self)
 
     def why(self, c: Strategy, p: Problem, candidates: Sequence[Strategy]) -> list[Reason]:
         against = against_float32(p) if p.n > ONE_TILE else ""
@@ -51,12 +70,12 @@ class DualCholesky(DualMethod):
         self,
         systems: DirectDual,
         data: TrainingData,
-        plan: Plan,
+        plan: Plan,  # noqa: ARG002
         context: Context,  # noqa: ARG002
         start: DualStart | None,  # noqa: ARG002
     ) -> Solution:
         for system in systems.systems():
-            with in_terms_of_alpha([system.alpha], plan.form, partial(scale_of, data, plan.form)):
+            with in_terms_of_alpha([system.alpha], "dual", partial(scale_of, data, "dual")):
                 systems.solve(system)
         return systems.solution()
 
@@ -65,15 +84,12 @@ class DualCholesky(DualMethod):
         return dual_objective(matrix, lambda: StepFactors(matrix, context), data, plan, context)
 
 
-class DualFloat32(DualMethod):
+class DualFloat32(DualFactor):
     """A factor in float32, and iterations in float64 with it; one in float64 follows if that breaks down."""
 
     name = "dual, Cholesky in float32"
     solver = "float32"
-    factors_matrix = True
-
-    def recipes(self, p: Problem, r: Resources) -> Iterator[Strategy]:
-        return factored_dual(p, r, 4, self)
+    itemsize = 4
 
     def solver_of(self, c: Strategy) -> Literal["cholesky", "cg"]:
         return "cholesky" if c.details.tol is None else "cg"
