@@ -21,7 +21,7 @@ from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Chol
 from dkrr.planning import Plan
 from dkrr.planning.calibration import measured_plan
 from dkrr.planning.detection import detect
-from dkrr.planning.explain import is_soon_done
+from dkrr.planning.iterations_first import is_soon_done
 from dkrr.planning.measures import with_measured_kernel
 from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Because, Problem, Spectrum
@@ -140,9 +140,9 @@ def plan_for_rows(problem: Problem, rows: Rows, resources: Resources, box: Box |
 def _plan_for_rows(problem: Problem, rows: Rows, resources: Resources) -> Plan:
     """Plan for rows in memory or on disk; Fourier features are not considered."""
     plan = make_plan(problem, resources) if problem.solver is None else None
-    if plan is not None and plan.chosen.is_direct and is_soon_done(problem, plan.seconds):
+    if plan is not None and plan.chosen.is_direct and is_soon_done(plan.seconds):
         return plan
-    # Without a bound of its entries a kernel has iterations only at request (`explain.doubt`).
+    # Without a bound of its entries a kernel has iterations only at request (`iterations_first.doubt`).
     may_iterate = problem.solver is not None or problem.kernel.has_unit_diagonal
     sampled = with_spectrum(problem, rows) if may_iterate else problem
     return measured_plan(sampled, resources, plan if sampled is problem else None)

@@ -21,6 +21,7 @@ from dkrr.linalg.curvature import (
 from dkrr.linalg.likelihood import HessianRoot, WeightedLikelihood
 from dkrr.linalg.newton import Mask, Objective, Point
 from dkrr.linalg.products import SAFE_SIZES, Operator, column_norms, column_sizes
+from dkrr.linalg.watching import Watch, unwatched
 
 Array = NDArray[np.float64]
 
@@ -59,6 +60,8 @@ class DualObjective(Objective):
     progress : Progress
     known : ndarray of shape (n_systems,), optional
         The references, where an earlier objective of the same labels has computed them.
+    watch : Watch, optional
+        Watches the iterations, which a factorisation may replace.
     """
 
     labels: WeightedLikelihood
@@ -72,6 +75,7 @@ class DualObjective(Objective):
     start: InitVar[Point]
     progress: Progress
     known: InitVar[Array | None] = None
+    watch: Watch | None = None
     messages: list[str] = field(default_factory=list)
 
     def __post_init__(self, start: Point, known: Array | None) -> None:
@@ -211,6 +215,8 @@ class DualObjective(Objective):
             for columns in batches:
                 self._solve(columns, root.of_columns(columns), forcing)
         self.preconditioners.end_step()
+        if self.watch is not None:
+            self.watch.end_step()
         g, r, change = self._gradient, self._residual, self._change
         slopes = (r * (change - self._intercept_change)).sum(axis=0) + g.sum(axis=0) * self._intercept_change
         return like.per_system(slopes)
@@ -256,6 +262,7 @@ class DualObjective(Objective):
             mixed=self.mixed,
             progress=Progress() if preconditioner.is_complete else self.progress,
             estimates_condition=False,
+            watch=self.watch or unwatched,
         )
         with self.progress.measured("conjugate gradient"):
             outcome = iteration.run()

@@ -16,6 +16,7 @@ from dkrr.linalg.preconditioners import Diagonal, Identity, Preconditioner
 from dkrr.linalg.products import column_norms
 from dkrr.linalg.sources import FormedTiles
 from dkrr.linalg.substitution import substituted
+from dkrr.linalg.watching import Watch, unwatched
 from dkrr.store import MemoryMatrix
 
 Array = NDArray[np.float64]
@@ -50,6 +51,8 @@ class PrimalObjective(Objective):
         Smallest weight of a row but 0.
     known : ndarray of shape (n_systems,), optional
         The references, where an earlier objective of the same labels has computed them.
+    watch : Watch, optional
+        Watches the iterations, which a factorisation may replace.
     """
 
     passes: LikelihoodPass
@@ -63,6 +66,7 @@ class PrimalObjective(Objective):
     least_weight: float = 1.0
     record: RunRecord = field(default_factory=RunRecord)
     known: InitVar[Array | None] = None
+    watch: Watch | None = None
     messages: list[str] = field(default_factory=list)
 
     def __post_init__(self, start: Point, known: Array | None) -> None:
@@ -238,7 +242,10 @@ class PrimalObjective(Objective):
             max_iter=self.max_iter,
             progress=self.progress,
             estimates_condition=False,
+            watch=self.watch or unwatched,
         ).run()
+        if self.watch is not None:
+            self.watch.end_step()
         self.record.add(operator.record)
         self.inner_iterations += outcome.iterations
         self.messages += outcome.messages

@@ -9,44 +9,19 @@ from dkrr.linalg.in_memory_cholesky import ONE_TILE, memory_bytes
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning.dual import against_float32
 from dkrr.planning.dual_cg import settings_of
-from dkrr.planning.problem import Form, Problem, Spectrum
+from dkrr.planning.iterations_first import why_watched
+from dkrr.planning.problem import Form, Problem
 from dkrr.planning.reasons import NO_REASON, Reason, codes_of
-from dkrr.planning.strategy import Direct, Float32Factor, FourierSolve, Iterative, RowPasses, Strategy, TileProducts
+from dkrr.planning.strategy import Direct, Float32Factor, FourierSolve, Iterative, Strategy, TileProducts
 from dkrr.planning.transforms import REFINED_RESIDUAL
 from dkrr.store import TileGrid
 from dkrr.text import Explained, format_bytes, format_seconds, plural
 
 SMALL_SECONDS = 3.0
-"""Work below this needs neither workers nor a solver whose time is only an estimate."""
-SMALL_NEWTON_SECONDS = 0.5
-"""Work of Newton's method below which a direct solver is not compared with iterations. These are safer than for a
-regression, since the systems need not be solved well (measured with 4,000 rows: 0.41 s planned as 0.38, where
-factors take 1.8)."""
-MIN_CG_SPEEDUP = 3.0
-"""By how much conjugate gradient must beat the direct solver to be chosen: its iterations are an estimate."""
-MANY_ITERATIONS = 2000
-"""Iterations assumed for the primal form, where the spectrum is not known: if they are still faster than a direct
-solver, as with wide sparse rows, conjugate gradient is chosen."""
-FEW_ITERATIONS = 5
-"""Iterations of the primal form with uncorrelated columns."""
-DOUBT_OF_ESTIMATE = (0.3, 1.3)
-"""Smallest and largest number of iterations over the expected one, of fits whose spectrum was estimated on a sample
-(normal, uniform, heavy-tailed, clustered and nearly singular rows; 4, 16 and 64 columns)."""
-DOUBT_OF_TYPICAL = (0.1, 2.0)
-"""Smallest and largest number of iterations over the expected one, where a typical spectrum was assumed."""
+"""Work below this needs no workers."""
 NOT_ENOUGH_MEMORY = Reason("memory", "needs more memory than allowed")
 NO_FACTOR_LEFT = Reason("no-factor-left", "leaves no factor in float64, which standard deviations take")
 CG_REQUESTED = Reason("cg-requested", "conjugate gradient was requested")
-SPECTRUM_UNKNOWN = Reason(
-    "spectrum-unknown", "its iterations cannot be estimated before the fit; give solver='cg' to use it"
-)
-DIRECT_IS_SOON_DONE = Reason(
-    "direct-is-soon-done", f"a factorisation takes no more than {SMALL_SECONDS:g} s, and is exact to rounding"
-)
-NOT_SURELY_FASTER = Reason(
-    "not-surely-faster",
-    f"not {MIN_CG_SPEEDUP:g} × faster, and the estimate of its iterations may be wrong by that factor",
-)
 
 
 def layout(title: str, facts: Iterable[tuple[str, str]], because: Sequence[str], rejected: Sequence[str]) -> str:
@@ -337,6 +312,8 @@ def _why_float32(details: Float32Factor, candidates: Sequence[Strategy]) -> list
 def _why_iterations(p: Problem, c: Strategy, candidates: Sequence[Strategy]) -> list[Reason]:
     assert isinstance(c.details, Iterative)
     details, found = c.details, [_why_iterative(p, c, candidates)]
+    if c.otherwise is not None:
+        found.append(why_watched(c.otherwise))
     if c.execution == "memory":
         text = "in the calling process, since its threads are as fast as workers would be"
         found.append(Reason("threads-are-as-fast", text))
@@ -379,7 +356,7 @@ def _why_iterative(p: Problem, chosen: Strategy, candidates: Sequence[Strategy])
     if isinstance(p.solver, ConjugateGradient):
         return why_cg(p)
     direct = [c for c in candidates if c.is_direct and c.form == chosen.form]
-    possible = min((c for c in direct if not c.refused), key=lambda c: c.seconds, default=None)
+    possible = min((c for c in direct if not c.refused), key=lambda c: c.seconds, default=chosen.otherwise)
     if possible is not None:
         return Reason(
             "factor-is-slower",
@@ -390,38 +367,3 @@ def _why_iterative(p: Problem, chosen: Strategy, candidates: Sequence[Strategy])
         why = direct[0].refused
         return Reason(f"factor-refused-{why.code}", f"conjugate gradient, since a factorisation {why}")
     return Reason("factor-is-too-large", "conjugate gradient, since the matrix is too large for a factorisation")
-
-
-# Why not
-
-
-def is_soon_done(p: Problem, seconds: float) -> bool:
-    """Whether a direct solver is so fast that it is not compared with one whose time is only an estimate."""
-    return seconds <= (SMALL_SECONDS if p.loss == "squared" else SMALL_NEWTON_SECONDS)
-
-
-def doubt(p: Problem, c: Strategy, direct_seconds: float) -> Reason:
-    """Why `solver="auto"` must not choose a candidate where a direct solver takes a given time; empty if it may.
-
-    Steps of Newton's method are estimates for all solvers, and tolerate systems that are not solved well.
-    """
-    if not isinstance(c.details, Iterative):
-        return NO_REASON
-    if not c.n_steps and is_soon_done(p, direct_seconds):
-        return DIRECT_IS_SOON_DONE
-    if c.form == "primal":
-        worst = c.seconds * max(1.0, MANY_ITERATIONS * max(c.n_steps, 1) / max(c.details.iterations, 1))
-        return NO_REASON if worst <= direct_seconds else SPECTRUM_UNKNOWN
-    if not p.kernel.has_unit_diagonal or min(p.alphas) <= 0:
-        return SPECTRUM_UNKNOWN
-    return NOT_SURELY_FASTER if not c.n_steps and MIN_CG_SPEEDUP * c.seconds > direct_seconds else NO_REASON
-
-
-def iteration_doubt(p: Problem, c: Strategy) -> tuple[float, float]:
-    """Smallest and largest number of iterations over the expected one, where an estimate says no more."""
-    if not isinstance(c.details, Iterative):
-        return 1.0, 1.0
-    if isinstance(c.details.products, RowPasses):
-        most = min(MANY_ITERATIONS, c.tile + 1)
-        return FEW_ITERATIONS / max(c.details.iterations, FEW_ITERATIONS), max(1.0, most / c.details.iterations)
-    return DOUBT_OF_TYPICAL if p.spectrum == Spectrum() else DOUBT_OF_ESTIMATE

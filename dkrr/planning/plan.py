@@ -10,7 +10,8 @@ import numpy as np
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
 from dkrr.kernels.kernel_features import arrays_of
 from dkrr.linalg.triangle import kept_shape
-from dkrr.planning.explain import columns_of, iteration_doubt, kernel_of, layout, matrix_of, rejection, solver_facts
+from dkrr.planning.explain import columns_of, kernel_of, layout, matrix_of, rejection, solver_facts
+from dkrr.planning.iterations_first import iteration_doubt, most_seconds
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.reasons import Reason, codes_of
 from dkrr.planning.resources import Execution, RatesFrom, Resources
@@ -102,7 +103,8 @@ class Plan(Explained):
         """Shortest and longest wall time that the estimate of the iterations leaves possible; equal without one."""
         least, most = iteration_doubt(self.problem, self.chosen)
         iterating = sum(s.seconds for s in self.chosen.stages if s.name == ITERATION_STAGE)
-        return self.seconds + (least - 1.0) * iterating, self.seconds + (most - 1.0) * iterating
+        longest = most_seconds(self.chosen, self.seconds + (most - 1.0) * iterating)
+        return self.seconds + (least - 1.0) * iterating, longest
 
     @property
     def peak_bytes(self) -> int:
@@ -167,6 +169,28 @@ class Plan(Explained):
     def uses_threads(self) -> bool:
         """In the calling process tasks run in threads with one BLAS thread each, not one after the other."""
         return self.chosen.uses_threads
+
+    def with_factorisation(self, why: Reason) -> Self | None:
+        """Plan of the factorisation that takes over from iterations, and why; None where nothing takes over.
+
+        Parameters
+        ----------
+        why : Reason
+            What became of the iterations.
+
+        Returns
+        -------
+        Plan or None
+            Plan with its reasons, and the iterations among what is rejected.
+        """
+        direct = self.chosen.otherwise
+        if direct is None:
+            return None
+        given_up = replace(self.chosen, refused=why, otherwise=None)
+        problem = replace(self.problem, layout=None)  # which is that of the iterations
+        return replace(
+            self, problem=problem, chosen=direct, reasons=(*self.reasons, why), rejected=(given_up, *self.rejected)
+        )
 
     def noted(self, reason: Reason) -> Self:
         """Plan with one more reason.

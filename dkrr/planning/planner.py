@@ -7,19 +7,11 @@ from typing import NoReturn
 from dkrr.cost import Stage
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, WrongStoreError
 from dkrr.kernels.kernel_features import is_drawn
-from dkrr.linalg.solver_settings import ConjugateGradient
+from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
 from dkrr.planning.drawing import Drawing, drawing_of
 from dkrr.planning.dual_cg import settings_of
-from dkrr.planning.explain import (
-    NO_FACTOR_LEFT,
-    NOT_ENOUGH_MEMORY,
-    SMALL_SECONDS,
-    doubt,
-    is_soon_done,
-    why_form,
-    why_kept,
-    why_solver,
-)
+from dkrr.planning.explain import NO_FACTOR_LEFT, NOT_ENOUGH_MEMORY, SMALL_SECONDS, why_form, why_kept, why_solver
+from dkrr.planning.iterations_first import GIVEN_UP, doubt, is_soon_done, watched
 from dkrr.planning.methods import solvers_in_form
 from dkrr.planning.plan import Plan
 from dkrr.planning.problem import Form, Problem
@@ -86,7 +78,8 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
     if not fitting:
         _refuse(candidates, problem, resources)
     cheapest = _cheapest(fitting)
-    chosen = _with_fits_of_folds(cheapest, problem)
+    chosen = watched(problem, cheapest, _that_may_take_over(candidates, problem, resources))
+    chosen = _with_fits_of_folds(chosen, problem)
     others = _best_of_each_kind([c for c in candidates if c is not cheapest], chosen)
     return Plan(
         problem=problem,
@@ -180,7 +173,7 @@ def _candidates(problem: Problem, resources: Resources, form: Form) -> list[Stra
     soon_done = False
     batched = form == "dual" and problem.batch > 0
     for solver, candidates in solvers_in_form(problem, form):
-        # Iterations, which are an estimate, are never chosen where a factorisation takes a few seconds.
+        # Iterations are not priced where a factorisation takes hardly longer than that.
         if soon_done and solver == "cg":
             continue
         for one in candidates(of_one_batch(problem) if batched else problem, resources):
@@ -189,10 +182,18 @@ def _candidates(problem: Problem, resources: Resources, form: Form) -> list[Stra
             if c.is_whole and not found[-1].refused:
                 if c.seconds < TINY_SECONDS:
                     return found
-                soon_done |= problem.solver is None and is_soon_done(problem, c.seconds)
+                soon_done |= problem.solver is None and is_soon_done(c.seconds)
                 if c.seconds < MIN_COMPARED_SECONDS:
                     break
     return found
+
+
+def _that_may_take_over(candidates: list[Strategy], problem: Problem, resources: Resources) -> list[Strategy]:
+    """Candidates, with direct ones; those of a run that began with iterations are of them alone."""
+    layout = problem.layout
+    if layout is None or layout.solver != "cg" or problem.solver is not None:
+        return candidates
+    return _candidates(replace(problem, layout=None, solver=Cholesky()), resources, layout.form)
 
 
 def _refuse_doubtful(candidates: list[Strategy], problem: Problem) -> list[Strategy]:
@@ -409,6 +410,7 @@ def _reasons(problem: Problem, resources: Resources, chosen: Strategy, candidate
     if problem.layout is not None:
         text = "the store holds a run that began with this form and these tiles; the run resumes"
         reasons.append(Reason("resumed", text))
+        reasons += [Reason(GIVEN_UP, problem.layout.given_up)] if problem.layout.given_up else []
     reasons.append(why_form(problem, chosen, candidates))
     if resources.confined:
         reasons.append(Reason("confined", resources.confined))

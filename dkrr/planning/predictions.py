@@ -10,7 +10,8 @@ from dkrr.errors import MemoryLimitError
 from dkrr.linalg.cholesky import factor_bytes
 from dkrr.linalg.held_out import columns_at_once
 from dkrr.linalg.posterior import block_bytes
-from dkrr.planning.explain import DOUBT_OF_ESTIMATE, Reasoned
+from dkrr.planning.explain import Reasoned
+from dkrr.planning.iterations_first import DOUBT_OF_ESTIMATE
 from dkrr.planning.plan import NARROW, RATES
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.reasons import Reason

@@ -195,6 +195,8 @@ class Strategy:
         Expected steps of Newton's method; 0: a regression.
     refused : Reason
         Why it cannot be chosen; empty if it can.
+    otherwise : Strategy, optional
+        Direct strategy that takes over if the iterations of this one turn out to be slower.
 
     See Also
     --------
@@ -216,6 +218,7 @@ class Strategy:
     stages: tuple[Stage, ...]
     n_steps: int = 0
     refused: Reason = NO_REASON
+    otherwise: "Strategy | None" = None
 
     @property
     def solver(self) -> Literal["cholesky", "cg"]:
