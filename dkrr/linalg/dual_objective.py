@@ -203,6 +203,8 @@ class DualObjective(Objective):
         return sensitivities(self._own_root(), self._penalty(), self.labels.weights)
 
     def find_direction(self, is_open: Mask, forcing: float) -> Array:
+        if self.watch is not None:
+            self.watch.begin_step()
         like = self.labels.likelihood
         self._columns = np.flatnonzero(is_open) if like.n_systems > 1 else np.arange(like.n_columns)
         root = self._own_root().weighted(self.labels.weights)
@@ -215,8 +217,6 @@ class DualObjective(Objective):
             for columns in batches:
                 self._solve(columns, root.of_columns(columns), forcing)
         self.preconditioners.end_step()
-        if self.watch is not None:
-            self.watch.end_step()
         g, r, change = self._gradient, self._residual, self._change
         slopes = (r * (change - self._intercept_change)).sum(axis=0) + g.sum(axis=0) * self._intercept_change
         return like.per_system(slopes)

@@ -220,6 +220,8 @@ class PrimalObjective(Objective):
             shift[last] += np.where(matrix[last, last] > 0, 0.0, 1.0)
 
     def _iterate(self, columns: NDArray[np.intp], forcing: float) -> None:
+        if self.watch is not None:
+            self.watch.begin_step()
         p, like = self.passes.dimension, self.passes.likelihood
         is_softmax = like.n_systems == 1 and len(columns) > 1
 
@@ -244,8 +246,6 @@ class PrimalObjective(Objective):
             estimates_condition=False,
             watch=self.watch or unwatched,
         ).run()
-        if self.watch is not None:
-            self.watch.end_step()
         self.record.add(operator.record)
         self.inner_iterations += outcome.iterations
         self.messages += outcome.messages

@@ -125,10 +125,10 @@ class Watch:
     prepared_after: float = 0.0
     begun: float = field(default_factory=time.perf_counter)
     earlier: float = 0.0
-    _steps: int = 0
-    """Steps that have ended."""
-    _first: int = 0
-    """Lines of the history before this step."""
+    _n_ended: int = -1
+    """Steps that have ended; -1 before the first."""
+    _step_begun: float = 0.0
+    """Seconds before the step."""
     _laps: list[float] = field(default_factory=list)
     """Times of the last iterations."""
 
@@ -141,10 +141,33 @@ class Watch:
         """Count the time of the runs that saved this state."""
         self.earlier = max(self.earlier, state.spent)
 
-    def end_step(self) -> None:
-        """Note that a step has ended: a factorisation would have taken its share of the time for it."""
-        self._steps += 1
-        self._laps = []
+    @property
+    def _share(self) -> float:
+        """Seconds of a step by a factorisation."""
+        return self.factor_seconds / self.n_steps
+
+    @property
+    def _lost(self) -> float:
+        """Seconds that are lost: a factorisation would have done what is done by now in its share of the time."""
+        return self.spent - max(self._n_ended, 0) * self._share
+
+    def begin_step(self) -> None:
+        """Note that a step begins, and compare the one before.
+
+        Raises
+        ------
+        GivenUpError
+            If steps take longer than those with a factorisation, and too much is lost by now.
+        """
+        last = self.spent - self._step_begun
+        self._n_ended, self._step_begun, self._laps = self._n_ended + 1, self.spent, []
+        if self._n_ended and self._lost >= MOST_LOST * self.factor_seconds and last > self._share:
+            raise GivenUpError(
+                f"conjugate gradient was given up after {plural(self._n_ended, 'step')} and "
+                f"{format_seconds(self.spent)}: the last one took {format_seconds(last)}, and a factorisation takes "
+                f"about {format_seconds(self._share)}",
+                self.spent,
+            )
 
     def prepare(self) -> None:
         """Check the time while a preconditioner is made, of which no residual says anything yet.
@@ -183,10 +206,8 @@ class Watch:
         residuals = [line.largest for line in state.history if not line.is_true]
         seconds = median(b - a for a, b in zip(self._laps, self._laps[1:], strict=False))
         fewest, likely = iterations_left(residuals, tol)
-        # A factorisation would have done what is done by now in its share of the time.
-        each = self.factor_seconds / self.n_steps
-        lost = spent - self._steps * each
-        if is_given_up(seconds * fewest, seconds * likely, lost, each, MOST_LOST * self.factor_seconds):
+        each = self._share
+        if is_given_up(seconds * fewest, seconds * likely, self._lost, each, MOST_LOST * self.factor_seconds):
             least = seconds * fewest
             more = f"at least {format_seconds(least)}" if least > each else f"likely {_long(seconds * likely)}"
             raise GivenUpError(

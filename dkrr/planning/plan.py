@@ -187,10 +187,9 @@ class Plan(Explained):
         if direct is None:
             return None
         given_up = replace(self.chosen, refused=why, otherwise=None)
+        others = [one for one in self.rejected if one.summary() != direct.summary()]
         problem = replace(self.problem, layout=None)  # which is that of the iterations
-        return replace(
-            self, problem=problem, chosen=direct, reasons=(*self.reasons, why), rejected=(given_up, *self.rejected)
-        )
+        return replace(self, problem=problem, chosen=direct, reasons=(*self.reasons, why), rejected=(given_up, *others))
 
     def noted(self, reason: Reason) -> Self:
         """Plan with one more reason.
