@@ -140,7 +140,7 @@ def plan_for_rows(problem: Problem, rows: Rows, resources: Resources, box: Box |
 def _plan_for_rows(problem: Problem, rows: Rows, resources: Resources) -> Plan:
     """Plan for rows in memory or on disk; Fourier features are not considered."""
     plan = make_plan(problem, resources) if problem.solver is None else None
-    if plan is not None and plan.chosen.is_direct and is_soon_done(plan.seconds):
+    if plan is not None and plan.chosen.is_direct and is_soon_done(problem, plan.seconds):
         return plan
     # Without a bound of its entries a kernel has iterations only at request (`iterations_first.doubt`).
     may_iterate = problem.solver is not None or problem.kernel.has_unit_diagonal

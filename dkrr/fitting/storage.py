@@ -390,7 +390,7 @@ class Checkpoints(Snapshots):
 
 
 def note_given_up(store: str, layout: dict[str, Any], text: str, *, keeps_checkpoint: bool) -> None:
-    """Note in a user's store that its iterations were given up: runs that resume it go on with the factorisation.
+    """Note in a user's store that its iterations were given up: runs that resume it continue with the factorisation.
 
     Parameters
     ----------
@@ -400,7 +400,7 @@ def note_given_up(store: str, layout: dict[str, Any], text: str, *, keeps_checkp
     text : str
         What happened, and why.
     keeps_checkpoint : bool
-        Whether the factorisation goes on from the last checkpoint: a step of Newton's method.
+        Whether the factorisation resumes from the last checkpoint: a step of Newton's method.
     """
     run = RunStore(resolved_place(store))
     with owned(run.url):

@@ -53,7 +53,7 @@ class GivenUpError(Exception):
         super().__init__(text)
         self.seconds = seconds
         self.reached: Any = None
-        """What the factorisation begins with; None: it begins anew."""
+        """What the factorisation begins with; None: it restarts."""
 
 
 def unwatched(state: State, tol: float) -> None:

@@ -20,6 +20,8 @@ from dkrr.text import format_seconds
 SOON_SECONDS = 0.5
 """Work of a direct solver below which it is not compared with iterations: a sample of the spectrum and prices take 20
 to 60 ms."""
+SOON_SECONDS_IN_TILES = 3.0
+"""The same where the user has cut the matrix of a factorisation, and nothing takes over from iterations."""
 PROMISED = 0.8
 """Fraction of the direct solver's time that iterations must promise to take less than, to begin with them."""
 SURE_SPEEDUP = 3.0
@@ -38,7 +40,7 @@ GIVEN_UP = "iterations-given-up"
 """Code of the reason for a factorisation that took over."""
 DIRECT_IS_SOON_DONE = Reason(
     "direct-is-soon-done",
-    f"a factorisation takes no more than {SOON_SECONDS:g} s, and comparing it with iterations a good part of that",
+    "a factorisation takes so little time that comparing it with iterations would not pay",
 )
 NOT_MUCH_FASTER = Reason(
     "not-much-faster", f"promises more than {PROMISED:g} of the factorisation's time, by an estimate of its iterations"
@@ -52,21 +54,24 @@ SPECTRUM_UNKNOWN = Reason(
 )
 
 
-def is_soon_done(seconds: float) -> bool:
+def is_soon_done(p: Problem, seconds: float) -> bool:
     """Whether a direct solver is so fast that it is not compared with one whose time is only an estimate."""
-    return seconds <= SOON_SECONDS
+    return seconds <= (SOON_SECONDS if p.tile is None else SOON_SECONDS_IN_TILES)
 
 
 def is_watched(p: Problem, c: Strategy) -> bool:
-    """Whether a factorisation may take over from iterations: not with batches of targets, of which some are solved."""
-    return p.solver is None and not (p.batch and c.form == "dual")
+    """Whether a factorisation may take over from iterations.
+
+    Not with batches of targets, of which some are solved; nor where the user has cut the matrix of a factorisation.
+    """
+    return p.solver is None and p.tile is None and not (p.batch and c.form == "dual")
 
 
 def doubt(p: Problem, c: Strategy, direct_seconds: float) -> Reason:
     """Why `solver="auto"` must not begin with a candidate where a direct solver takes a given time; empty if it may."""
     if not isinstance(c.details, Iterative):
         return NO_REASON
-    if is_soon_done(direct_seconds):
+    if is_soon_done(p, direct_seconds):
         return DIRECT_IS_SOON_DONE
     if min(p.alphas) <= 0 or (c.form == "dual" and not p.kernel.has_unit_diagonal):
         return SPECTRUM_UNKNOWN
@@ -87,7 +92,7 @@ def watched(p: Problem, chosen: Strategy, candidates: Sequence[Strategy]) -> Str
     direct = min((c for c in candidates if c.is_direct and not c.refused), key=lambda c: c.seconds, default=None)
     if direct is None or (direct.disk_bytes > chosen.disk_bytes and is_surely_faster(p, chosen, direct)):
         return chosen
-    # Workers and the calling process have limits of their own, within each of which the direct one stays.
+    # Workers and the calling process have separate limits, within which the direct one stays.
     peak = 0 if chosen.execution == "dask" != direct.execution else direct.peak_bytes
     more = Stage("factorisation", 0.0, disk_bytes=max(0, direct.disk_bytes - chosen.disk_bytes), peak_bytes=peak)
     return replace(chosen, stages=(*chosen.stages, more), otherwise=direct)

@@ -182,7 +182,7 @@ def _candidates(problem: Problem, resources: Resources, form: Form) -> list[Stra
             if c.is_whole and not found[-1].refused:
                 if c.seconds < TINY_SECONDS:
                     return found
-                soon_done |= problem.solver is None and is_soon_done(c.seconds)
+                soon_done |= problem.solver is None and is_soon_done(problem, c.seconds)
                 if c.seconds < MIN_COMPARED_SECONDS:
                     break
     return found

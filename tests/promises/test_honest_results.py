@@ -14,6 +14,7 @@ from dkrr.errors import ConvergenceWarning, InputError, NotPositiveDefiniteError
 from dkrr.features import Nystroem
 from dkrr.fitting import iteration
 from dkrr.kernels import RBF, AdditiveChi2, Linear, Polynomial, Sigmoid
+from dkrr.linalg.watching import Watch
 from dkrr.planning import iterations_first, planner
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, Status
 from tests import precise
@@ -117,6 +118,8 @@ def hasty(monkeypatch):
     monkeypatch.setattr(iterations_first, "SOON_SECONDS", 0.0)
     for name in ("TINY_SECONDS", "SMALL_SECONDS", "MIN_COMPARED_SECONDS"):
         monkeypatch.setattr(planner, name, 0.0)
+    for name in ("__call__", "prepare"):
+        monkeypatch.setattr(Watch, name, lambda *_: None)
     monkeypatch.setattr(iteration, "settings_of", lambda plan: ConjugateGradient(max_iter=2))
     monkeypatch.setattr(planner, "_cheapest", lambda fitting: min(fitting, key=lambda c: (c.solver != "cg", c.seconds)))
 
