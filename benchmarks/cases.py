@@ -135,13 +135,13 @@ class Case:
             sample = qm9.load(self.n, seed=SEED, cache=CACHE)
             X, y = sample.descriptors - sample.descriptors.mean(axis=0), sample.target
             scale = X.std(axis=0)
-            X = X / np.where(scale > 0, scale, 1.0)
+            X = np.asarray(X / np.where(scale > 0, scale, 1.0), np.float64)
             labels = (y > np.median(y)).astype(int)
         else:
             rng = np.random.default_rng(SEED)
             X = rng.standard_normal((self.n, self.d))
             labels = (X[:, 0] * X[:, 1] + X[:, 2] + rng.standard_normal(self.n) > 0).astype(int)
-            y = 2.0 * labels - 1.0
+            y = np.where(labels > 0, 1.0, -1.0)
         if X.shape[1] != self.d:
             raise ValueError(f"{self.name}: {X.shape[1]} columns, not {self.d}")
         return X, labels if self.loss == "logistic" else (y - y.mean()) / y.std()

@@ -8,8 +8,8 @@
 Every fit runs in its own process. The problems are in `benchmarks.grids`: ridge and logistic regressions and
 searches, 200 to 50,000 rows, random ones, molecules and flights, most within two memory limits; the smaller one does
 not hold the matrix. What is tried of each is in `benchmarks.ways`: the chosen way, then up to four others in the order
-of their plans. A way whose plan takes more than five times the best plan is left out (``skipped``). A way is ended after
-1.3 times the best time before it.
+of their plans. A way whose plan takes more than five times the best plan is left out (``skipped``). A way is ended
+after 1.3 times the best time before it.
 
 Entries of a line, which is one problem within one limit:
 

@@ -6,6 +6,9 @@ may be left, at the best rate seen so far and half as much again, would take lon
 also given up, once they have taken a third of its time, where the likely ones would: the rate of conjugate gradient may
 be nothing for a while (a plateau) and grow later (Ritz values have found the outer eigenvalues), so that only then the
 rate of the last iterations decides.
+
+Iterations are measured, and the factorisation is planned: where other programs take a part of the processors, it would
+be slower, too. So before iterations are given up, it is measured how large that part is.
 """
 
 import time
@@ -34,7 +37,13 @@ PLATEAU = 20
 """Iterations at the start whose rate says nothing, unless they halve the residual."""
 LAPS = 9
 """Iterations whose median time is that of the next ones."""
-LATE = 1.25
+BURST_SECONDS = 0.01
+"""Time of a processor for which its share of the passing time is measured."""
+SLOW = 1.2
+"""Passing time over processor time from which a message says so."""
+MEASURED_AGAIN = 1.1
+"""Times the seconds spent at the last measurement from which another one is made."""
+LATE = 2.0
 """Times of what was planned that the preparation of iterations may take before it counts as lost."""
 
 
@@ -58,6 +67,14 @@ class GivenUpError(Exception):
 
 def unwatched(state: State, tol: float) -> None:
     """Let iterations go on: nothing can take over."""
+
+
+def slowdown() -> float:
+    """Time that passes while this thread works, over the time of a processor that it gets: 1 on an idle machine."""
+    wall, own = time.perf_counter(), time.thread_time()
+    while time.thread_time() - own < BURST_SECONDS:
+        sum(range(1000))
+    return max(1.0, (time.perf_counter() - wall) / (time.thread_time() - own))
 
 
 def iterations_left(residuals: Sequence[float], tol: float) -> tuple[float, float]:
@@ -131,6 +148,9 @@ class Watch:
     """Seconds before the step."""
     _laps: list[float] = field(default_factory=list)
     """Times of the last iterations."""
+    _slowdown: float = 1.0
+    _measured_at: float = 0.0
+    """Seconds spent when that was measured."""
 
     @property
     def spent(self) -> float:
@@ -141,15 +161,27 @@ class Watch:
         """Count the time of the runs that saved this state."""
         self.earlier = max(self.earlier, state.spent)
 
-    @property
-    def _share(self) -> float:
-        """Seconds of a step by a factorisation."""
-        return self.factor_seconds / self.n_steps
+    def _is_given_up(self, fewest: float, likely: float) -> bool:
+        """Whether a factorisation is to take over, with so many seconds left of the solution or step."""
+        found = False
+        for measured in (False, True):
+            if measured and self.spent > MEASURED_AGAIN * self._measured_at:
+                self._measured_at, self._slowdown = self.spent, slowdown()
+            whole = self.factor_seconds * self._slowdown
+            each = whole / self.n_steps
+            # A factorisation would have done what is done by now in its share of the time.
+            lost = self.spent - max(self._n_ended, 0) * each
+            found = is_given_up(fewest, likely, lost, each, MOST_LOST * whole)
+            if not found:
+                break
+        return found
 
-    @property
-    def _lost(self) -> float:
-        """Seconds that are lost: a factorisation would have done what is done by now in its share of the time."""
-        return self.spent - max(self._n_ended, 0) * self._share
+    def _ended(self, why: str) -> GivenUpError:
+        each = format_seconds(self.factor_seconds * self._slowdown / self.n_steps)
+        slow = f", with {1 / self._slowdown:.0%} of a processor" if self._slowdown > SLOW else ""
+        return GivenUpError(
+            f"conjugate gradient was given up after {why}, and a factorisation takes about {each}{slow}", self.spent
+        )
 
     def begin_step(self) -> None:
         """Note that a step begins, and compare the one before.
@@ -161,13 +193,14 @@ class Watch:
         """
         last = self.spent - self._step_begun
         self._n_ended, self._step_begun, self._laps = self._n_ended + 1, self.spent, []
-        if self._n_ended and self._lost >= MOST_LOST * self.factor_seconds and last > self._share:
-            raise GivenUpError(
-                f"conjugate gradient was given up after {plural(self._n_ended, 'step')} and "
-                f"{format_seconds(self.spent)}: the last one took {format_seconds(last)}, and a factorisation takes "
-                f"about {format_seconds(self._share)}",
-                self.spent,
+        if self._n_ended and self._is_given_up(0.0, last):
+            raise self._ended(
+                f"{plural(self._n_ended, 'step')} and {format_seconds(self.spent)}: the last one took "
+                f"{format_seconds(last)}"
             )
+
+    def _is_late(self) -> bool:
+        return self.spent > LATE * self.prepared_after * self._slowdown
 
     def prepare(self) -> None:
         """Check the time while a preconditioner is made, of which no residual says anything yet.
@@ -177,13 +210,8 @@ class Watch:
         GivenUpError
             If it takes so long that the loss would be too large.
         """
-        lost = self.spent
-        if lost > MOST_LOST * self.factor_seconds and lost > LATE * self.prepared_after:
-            raise GivenUpError(
-                f"conjugate gradient was given up after {format_seconds(lost)}, since its preconditioner took longer "
-                f"than planned, and a factorisation takes about {format_seconds(self.factor_seconds)}",
-                lost,
-            )
+        if self._is_late() and self._is_given_up(0.0, inf) and self._is_late():
+            raise self._ended(f"{format_seconds(self.spent)}, since its preconditioner took longer than planned")
 
     def __call__(self, state: State, tol: float) -> None:
         """Check the residuals after an iteration.
@@ -206,15 +234,13 @@ class Watch:
         residuals = [line.largest for line in state.history if not line.is_true]
         seconds = median(b - a for a, b in zip(self._laps, self._laps[1:], strict=False))
         fewest, likely = iterations_left(residuals, tol)
-        each = self._share
-        if is_given_up(seconds * fewest, seconds * likely, self._lost, each, MOST_LOST * self.factor_seconds):
-            least = seconds * fewest
-            more = f"at least {format_seconds(least)}" if least > each else f"likely {_long(seconds * likely)}"
-            raise GivenUpError(
-                f"conjugate gradient was given up after {plural(state.iteration, 'iteration')} and "
-                f"{format_seconds(spent)}, at a relative residual of {residuals[-1]:.1e} where {tol:.1e} is asked for: "
-                f"{more} would have been left, and a factorisation takes about {format_seconds(each)}",
-                spent,
+        fewest, likely = seconds * fewest, seconds * likely
+        if self._is_given_up(fewest, likely):
+            hopeless = fewest > self.factor_seconds * self._slowdown / self.n_steps
+            left = f"at least {format_seconds(fewest)}" if hopeless else f"likely {_long(likely)}"
+            raise self._ended(
+                f"{plural(state.iteration, 'iteration')} and {format_seconds(spent)}, at a relative residual of "
+                f"{residuals[-1]:.1e} where {tol:.1e} is asked for: {left} would have been left"
             )
 
 

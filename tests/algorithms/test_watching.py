@@ -22,6 +22,14 @@ from dkrr.planning import iterations_first, planner
 from dkrr.solvers import Status
 
 TOL = 1e-8
+
+
+@pytest.fixture(autouse=True)
+def idle(monkeypatch):
+    """No other program takes a part of the processors."""
+    monkeypatch.setattr(watching, "slowdown", lambda: 1.0)
+
+
 RATES = st.floats(0.05, 2.0)
 
 
@@ -157,11 +165,19 @@ def test_a_preconditioner_may_take_what_was_planned(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(watching.time, "perf_counter", lambda: now[0])
     watch = Watch(30.0, prepared_after=12.0, begun=0.0)
-    for now[0] in (5.0, 11.0, 14.0):
+    for now[0] in (5.0, 11.0, 23.0):
         watch.prepare()
-    now[0] = 16.0
+    now[0] = 25.0
     with pytest.raises(GivenUpError, match="preconditioner took longer than planned"):
         watch.prepare()
+
+
+def test_other_programs_that_take_the_processors_delay_a_factorisation_as_well(monkeypatch):
+    slow = falling(0.2, 90)
+    assert watched(monkeypatch, slow, 2.0, factor=100.0)[0] < 20
+    monkeypatch.setattr(watching, "slowdown", lambda: 2.0)
+    assert watched(monkeypatch, slow, 2.0, factor=100.0) is None
+    assert watched(monkeypatch, falling(0.02, 900), 2.0, factor=100.0) is not None
 
 
 # Fits
@@ -182,7 +198,8 @@ def iterating(monkeypatch):
 def decided(monkeypatch, *, after):
     """Give up at a number of decisions, or never."""
     calls = iter(range(10**6))
-    monkeypatch.setattr(watching, "is_given_up", lambda *_: next(calls) == after)
+    # A decision to give up is made twice: once more after the processors were measured.
+    monkeypatch.setattr(watching, "is_given_up", lambda *_: after is not None and next(calls) in (after, after + 1))
 
 
 def sample(n=400):
