@@ -17,6 +17,7 @@ from dkrr.linalg.solver_settings import ConjugateGradient, RPCholesky
 from dkrr.linalg.watching import Watch, unwatched
 from dkrr.planning import Plan
 from dkrr.planning.dual_cg import growth_seconds
+from dkrr.planning.strategy import Strategy
 
 Array = NDArray[np.float64]
 
@@ -31,12 +32,9 @@ BEFORE_ITERATIONS = STAGE_NAMES[: STAGE_NAMES.index("preconditioner") + 1]
 """Stages whose time passes before the first iteration."""
 
 
-def watch_of(plan: Plan) -> Watch | None:
-    """Watch of the iterations of a plan; None where no factorisation can take over. Centres are not drawn again."""
-    chosen, direct = plan.chosen, plan.chosen.otherwise
-    if direct is None:
-        return None
-    drawing, *before = BEFORE_ITERATIONS
+def watch_of(plan: Plan, direct: Strategy) -> Watch:
+    """Watch of the iterations of a plan, from which another strategy may take over; centres are not drawn again."""
+    chosen, (drawing, *before) = plan.chosen, BEFORE_ITERATIONS
     return Watch(
         factor_seconds=sum(s.seconds for s in direct.stages if s.name != drawing),
         n_steps=max(chosen.n_steps, 1),

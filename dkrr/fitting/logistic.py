@@ -357,7 +357,8 @@ def fit_path(request: FitRequest, data: LabelledData, plan: Plan, progress: Prog
     begun = time.perf_counter()
     start = request.start.for_plan(plan) if isinstance(request.start, WarmStart) else None
     with open_context(plan, request.settings.store, progress, request.settings.max_iter) as context:
-        details, context.watch = plan.chosen.details, watch_of(plan)
+        details = plan.chosen.details
+        context.watch = None if plan.chosen.otherwise is None else watch_of(plan, plan.chosen.otherwise)
         made = OBJECTIVES[plan.form, type(details)](details, data, plan, context)
         path = request.start if isinstance(request.start, PathState) else PathState()
         found = _minimise(data, plan, context, made.objective, request.settings.max_iter, start, path)

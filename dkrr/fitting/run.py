@@ -145,7 +145,7 @@ def fit_regression(request: FitRequest, data: TrainingData, plan: Plan, progress
     begun = time.perf_counter()
     start = request.start if isinstance(request.start, DualStart) else None
     with open_context(plan, request.settings.store, progress) as context:
-        context.watch = watch_of(plan)
+        context.watch = None if plan.chosen.otherwise is None else watch_of(plan, plan.chosen.otherwise)
         solution = _solution(data, plan, context, start)
         posteriors = posteriors_left(request, data, solution)
         if posteriors is not None and request.folds:

@@ -233,16 +233,12 @@ class Watch:
             return
         residuals = [line.largest for line in state.history if not line.is_true]
         seconds = median(b - a for a, b in zip(self._laps, self._laps[1:], strict=False))
-        fewest, likely = iterations_left(residuals, tol)
-        fewest, likely = seconds * fewest, seconds * likely
+        fewest, likely = (seconds * n for n in iterations_left(residuals, tol))
         if self._is_given_up(fewest, likely):
             hopeless = fewest > self.factor_seconds * self._slowdown / self.n_steps
-            left = f"at least {format_seconds(fewest)}" if hopeless else f"likely {_long(likely)}"
+            least, about = f"takes at least {format_seconds(fewest)}", f"is likely to take {format_seconds(likely)}"
+            left = least if hopeless else "has no end in sight" if likely == inf else about
             raise self._ended(
                 f"{plural(state.iteration, 'iteration')} and {format_seconds(spent)}, at a relative residual of "
-                f"{residuals[-1]:.1e} where {tol:.1e} is asked for: {left} would have been left"
+                f"{residuals[-1]:.1e} where {tol:.1e} is asked for: what is left {left}"
             )
-
-
-def _long(seconds: float) -> str:
-    return "no end" if seconds == inf else format_seconds(seconds)

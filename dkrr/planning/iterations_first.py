@@ -68,9 +68,7 @@ def is_watched(p: Problem, c: Strategy) -> bool:
 
 
 def doubt(p: Problem, c: Strategy, direct_seconds: float) -> Reason:
-    """Why `solver="auto"` must not begin with a candidate where a direct solver takes a given time; empty if it may."""
-    if not isinstance(c.details, Iterative):
-        return NO_REASON
+    """Why `solver="auto"` must not begin with iterations where a direct solver takes a given time; empty if it may."""
     if is_soon_done(p, direct_seconds):
         return DIRECT_IS_SOON_DONE
     if min(p.alphas) <= 0 or (c.form == "dual" and not p.kernel.has_unit_diagonal):
@@ -86,8 +84,8 @@ def is_surely_faster(p: Problem, c: Strategy, direct: Strategy) -> bool:
 
 
 def watched(p: Problem, chosen: Strategy, candidates: Sequence[Strategy]) -> Strategy:
-    """The chosen strategy; iterations with the direct one that may take over, whose memory and disk are in the plan."""
-    if not isinstance(chosen.details, Iterative) or not is_watched(p, chosen):
+    """Chosen iterations, with the direct strategy that may take over, whose memory and disk are in the plan."""
+    if not is_watched(p, chosen):
         return chosen
     direct = min((c for c in candidates if c.is_direct and not c.refused), key=lambda c: c.seconds, default=None)
     if direct is None or (direct.disk_bytes > chosen.disk_bytes and is_surely_faster(p, chosen, direct)):

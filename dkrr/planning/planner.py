@@ -78,7 +78,9 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
     if not fitting:
         _refuse(candidates, problem, resources)
     cheapest = _cheapest(fitting)
-    chosen = watched(problem, cheapest, _that_may_take_over(candidates, problem, resources))
+    chosen = cheapest
+    if not chosen.is_direct:
+        chosen = watched(problem, chosen, _that_may_take_over(candidates, problem, resources))
     chosen = _with_fits_of_folds(chosen, problem)
     others = _best_of_each_kind([c for c in candidates if c is not cheapest], chosen)
     return Plan(
@@ -201,7 +203,7 @@ def _refuse_doubtful(candidates: list[Strategy], problem: Problem) -> list[Strat
     direct = min((c.seconds for c in candidates if c.is_direct and not c.refused), default=None)
     if direct is None:
         return candidates
-    doubts = [c.refused or doubt(problem, c, direct) for c in candidates]
+    doubts = [c.refused if c.is_direct else c.refused or doubt(problem, c, direct) for c in candidates]
     return [replace(c, refused=why) if why else c for c, why in zip(candidates, doubts, strict=True)]
 
 
