@@ -75,12 +75,12 @@ def doubt(p: Problem, c: Strategy, direct_seconds: float) -> Reason:
         return SPECTRUM_UNKNOWN
     if is_watched(p, c):
         return NO_REASON if c.seconds < PROMISED * direct_seconds else NOT_MUCH_FASTER
-    return NO_REASON if SURE_SPEEDUP * c.seconds < direct_seconds else NOT_SURELY_FASTER
+    return NO_REASON if is_surely_faster(p, c, direct_seconds) else NOT_SURELY_FASTER
 
 
-def is_surely_faster(p: Problem, c: Strategy, direct: Strategy) -> bool:
-    """Whether iterations will be faster though their estimate may be wrong: there is no need of disk for the other."""
-    return max(SURE_SPEEDUP, iteration_doubt(p, c)[1]) * c.seconds < direct.seconds
+def is_surely_faster(p: Problem, c: Strategy, direct_seconds: float) -> bool:
+    """Whether iterations are faster than a direct solver though their estimate may be wrong."""
+    return max(SURE_SPEEDUP, iteration_doubt(p, c)[1]) * c.seconds < direct_seconds
 
 
 def watched(p: Problem, chosen: Strategy, candidates: Sequence[Strategy]) -> Strategy:
@@ -88,7 +88,7 @@ def watched(p: Problem, chosen: Strategy, candidates: Sequence[Strategy]) -> Str
     if not is_watched(p, chosen):
         return chosen
     direct = min((c for c in candidates if c.is_direct and not c.refused), key=lambda c: c.seconds, default=None)
-    if direct is None or (direct.disk_bytes > chosen.disk_bytes and is_surely_faster(p, chosen, direct)):
+    if direct is None or (direct.disk_bytes > chosen.disk_bytes and is_surely_faster(p, chosen, direct.seconds)):
         return chosen
     # Workers and the calling process have separate limits, within which the direct one stays.
     peak = 0 if chosen.execution == "dask" != direct.execution else direct.peak_bytes

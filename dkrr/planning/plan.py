@@ -250,7 +250,7 @@ class Plan(Explained):
             ("time", f"about {format_seconds(c.seconds)}{self._range()}"),
             ("rates", RATES[self.resources.rates_from]),
             ("memory", f"at most {format_bytes(c.peak_bytes)} per process (limit {format_bytes(c.limit_bytes)})"),
-            ("disk", "none" if c.place.is_memory else disk),
+            ("disk", "none" if c.place.is_memory and not c.disk_bytes else disk),
             ("model", f"{format_bytes(self.saved_bytes)} when it is saved{self._with_uncertainty()}"),
             *([("cluster", self.resources.assumed)] if self.resources.assumed else []),
         ]
