@@ -230,6 +230,8 @@ def _cheapest(problem: Problem, sizes: FoldSizes, resources: Resources) -> Scori
     if problem.loss == "logistic":
         return _paths(problem, sizes, resources)
     one = make_plan(replace(problem, alphas=(_middle(problem.alphas),)), resources)
+    if one.chosen.otherwise is not None:  # sums and factors serve all folds and all λ, and iterations of one fit none
+        one = replace(one, chosen=one.chosen.otherwise)
     if sizes.are_learned:
         if sizes.is_loo:
             raise InputError(
