@@ -26,8 +26,10 @@ import psutil
 import scipy.sparse
 
 import dkrr
-from benchmarks import machine
+from benchmarks import machine, qm9
 from benchmarks.candidates import choosing, every_candidate, kind, kind_of_plan, known_iterations, matches, tier
+from benchmarks.flights import COLUMNS, Encoder
+from benchmarks.flights import load as load_flights
 from benchmarks.local_client import local_client
 from benchmarks.machine import LoadMeter, describe_machine
 from benchmarks.peers import SEED, Floats
@@ -40,6 +42,7 @@ from dkrr.linalg import TASK_MODULES
 from dkrr.linalg.result import SolveResult
 from dkrr.machine import detection
 from dkrr.planning import Plan, Strategy
+from dkrr.planning.iterations_first import GIVEN_UP
 from dkrr.planning.searches import SelectionPlan
 from dkrr.selection import candidates
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
@@ -53,6 +56,8 @@ SHORT_SECONDS = 1.0
 """A fit that takes less is repeated in its process, and the median of the others counts: the first loads libraries."""
 REPEATS = 3
 _ROWS_AT_ONCE = 2**15
+CACHE = Path("output/cache")
+"""Descriptions of molecules, which take a minute."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,9 @@ class Case:
     """Column k of X (from 0) has standard deviation (k + 1)^−decay: the eigenvalues of K fall faster."""
     row_entries: int = 0
     """Stored entries of every row of sparse X; 0: dense rows."""
+    source: Literal["normal", "higgs", "qm9", "flights"] = "normal"
+    """Rows: standard normal ones; those with classes that products of columns decide, and noise as much, as of particle
+    collisions; molecules (79 columns); flights (162 columns). The last two come with packages of dkrr[demo]."""
     force: Mapping[str, Any] = field(default_factory=dict)
     """Entries of `kind` that the candidate must have, where no public setting leads to it."""
 
@@ -106,6 +114,8 @@ class Case:
 
         Where X is sparse, a sum of all columns takes the place of x₀.
         """
+        if self.source != "normal":
+            return self._of_source()
         rng = np.random.default_rng(SEED)
         y = 0.1 * rng.standard_normal((self.n, self.n_targets))
         X = self._sparse(rng, y) if self.row_entries else self._dense(rng, y, folder)
@@ -113,6 +123,29 @@ class Case:
             n_classes = max(2, self.n_targets)
             return X, np.digitize(y[:, 0], np.quantile(y[:, 0], np.arange(1, n_classes) / n_classes))
         return X, y[:, 0] if self.n_targets == 1 else y
+
+    def _of_source(self) -> tuple[Floats, Any]:
+        """Standardised columns and targets, or labels, of a source."""
+        X: Floats
+        if self.source == "flights":
+            flights = load_flights()
+            rows = np.random.default_rng(SEED).permutation(flights.n)[: self.n]
+            X, y = Encoder.of(flights, COLUMNS["all"], rows).encode(rows), flights.delay[rows]
+            labels = flights.is_late[rows]
+        elif self.source == "qm9":
+            sample = qm9.load(self.n, seed=SEED, cache=CACHE)
+            X, y = sample.descriptors - sample.descriptors.mean(axis=0), sample.target
+            scale = X.std(axis=0)
+            X = np.asarray(X / np.where(scale > 0, scale, 1.0), np.float64)
+            labels = (y > np.median(y)).astype(int)
+        else:
+            rng = np.random.default_rng(SEED)
+            X = rng.standard_normal((self.n, self.d))
+            labels = (X[:, 0] * X[:, 1] + X[:, 2] + rng.standard_normal(self.n) > 0).astype(int)
+            y = np.where(labels > 0, 1.0, -1.0)
+        if X.shape[1] != self.d:
+            raise ValueError(f"{self.name}: {X.shape[1]} columns, not {self.d}")
+        return X, labels if self.loss == "logistic" else (y - y.mean()) / y.std()
 
     def _dense(self, rng: np.random.Generator, y: Floats, folder: Path) -> Any:
         scale = (1.0 + np.arange(self.d)) ** -self.decay
@@ -295,6 +328,7 @@ def _compare_fit(plan: Plan, result: SolveResult, measured: dict[str, Any], call
     return {
         "group": f"{kind(c)['solver']}, {c.form}, {tier(c)}",
         "status": result.status.name.lower(),
+        **lost(plan, result),
         "residual": float(result.residual),
         "predicted": promises(c),
         "predicted_at_iterations": promises(known),
@@ -304,6 +338,13 @@ def _compare_fit(plan: Plan, result: SolveResult, measured: dict[str, Any], call
         "ratios_at_iterations": ratios(promises(known), measured),
         "seconds_by_kind": {name: round(value, 3) for name, value in result.seconds_by_kind.items()},
     }
+
+
+def lost(plan: Plan, result: SolveResult) -> dict[str, Any]:
+    """Whether iterations were given up, and the seconds that they took (with those of a refinement, if one follows)."""
+    given_up = any(reason.code == GIVEN_UP for reason in plan.reasons)
+    seconds = sum(s.seconds for s in result.stages if s.name in ("preconditioner", "conjugate gradient"))
+    return {"given_up": given_up, "lost_seconds": seconds if given_up else 0.0}
 
 
 def promises(c: Strategy) -> dict[str, float]:

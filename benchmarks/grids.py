@@ -183,7 +183,7 @@ def problems(size: Size) -> list[Case]:
             *_within("smoke logistic", ("4GiB",), 300, 5, loss="logistic"),
             *_within("smoke search", ("4GiB",), 300, 5, folds=3, alphas=(0.1, 1.0)),
         ]
-    return [*_ridge(), *_logistic(), *_searches()]
+    return [*_ridge(), *_logistic(), *_of_sources(), *_searches()]
 
 
 def _within(name: str, limits: Sequence[str], n: int, d: int = 16, kernel: str = "rbf", **settings: Any) -> list[Case]:
@@ -225,6 +225,30 @@ def _logistic() -> list[Case]:
         *_within("logistic polynomial n=4,000", ("4GiB", "400MiB"), 4000, 40, "polynomial", **loss),
         *_within("logistic linear n=50,000", ("4GiB", "700MiB"), 50_000, 100, "linear", x_in_store=True, **loss),
         *_within("logistic linear, sparse", ("4GiB", "445MiB"), 20_000, 1000, "linear", row_entries=20, **loss),
+    ]
+
+
+def _of_sources() -> list[Case]:
+    """Molecules, flights, and rows as of collisions, where the number of iterations depends on what the rows are."""
+    sources: list[dict[str, Any]] = [{"source": name, "tol": 1e-8} for name in ("qm9", "flights", "higgs")]
+    qm9, flights, higgs = sources
+    return [
+        *_within("qm9 n=2,000", ("4GiB",), 2000, 79, alphas=(1e-3,), **qm9),
+        *_within("qm9 n=6,000", ("4GiB",), 6000, 79, alphas=(1e-3,), **qm9),
+        *_within("qm9 n=6,000, small alpha", ("4GiB",), 6000, 79, alphas=(1e-6,), **qm9),
+        *_within("qm9 n=12,000", ("4GiB", "600MiB"), 12_000, 79, alphas=(1e-3,), **qm9),
+        *_within("qm9 n=20,000", ("1GiB",), 20_000, 79, alphas=(1e-3,), **qm9),
+        *_within("qm9 n=50,000", ("2GiB",), 50_000, 79, alphas=(1e-3,), **qm9),
+        *_within("flights n=4,000", ("4GiB",), 4000, 162, alphas=(0.1,), **flights),
+        *_within("flights n=10,000", ("4GiB", "600MiB"), 10_000, 162, alphas=(0.1,), **flights),
+        *_within("flights n=10,000, classes", ("4GiB",), 10_000, 162, loss="logistic", **flights),
+        *_within("flights n=20,000, linear classes", ("4GiB",), 20_000, 162, "linear", loss="logistic", **flights),
+        *_within("higgs n=4,000", ("4GiB",), 4000, 28, alphas=(1.0,), **higgs),
+        *_within("higgs n=12,000", ("4GiB", "600MiB"), 12_000, 28, alphas=(1.0,), **higgs),
+        *_within("higgs n=12,000, small alpha", ("4GiB",), 12_000, 28, alphas=(1e-4,), **higgs),
+        *_within("higgs n=6,000, classes", ("4GiB",), 6000, 28, alphas=(0.1,), loss="logistic", **higgs),
+        *_within("sparse classes n=2,000", ("4GiB",), 2000, 2700, "linear", row_entries=20, loss="logistic"),
+        *_within("sparse classes n=3,000", ("4GiB",), 3000, 2400, "linear", row_entries=20, loss="logistic"),
     ]
 
 

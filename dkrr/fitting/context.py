@@ -45,6 +45,7 @@ from dkrr.fitting.storage import (
 from dkrr.linalg import TASK_MODULES
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.linalg.sources import ResidentRows
+from dkrr.linalg.watching import Watch
 from dkrr.planning import Plan
 from dkrr.planning.resources import Rates
 from dkrr.store import RunStore
@@ -236,6 +237,8 @@ class Context:
     record: RunRecord = field(default_factory=RunRecord)
     meter: Meter = field(default_factory=Meter)
     """Bytes moved outside of tasks: the copy of X, and rows that processes read once and keep."""
+    watch: Watch | None = None
+    """Watches iterations that a factorisation may replace."""
     run: str = ""
     """Name of what processes keep in memory until the end of the run; empty: a new one."""
     _resident: list[Rows] = field(default_factory=list)

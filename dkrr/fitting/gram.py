@@ -298,6 +298,8 @@ class GramOperator(GramMatrix):
             nonlocal shown
             context.progress.advance((grown.rank - shown) / (settings.rank or grown.capacity))
             shown = grown.rank
+            if context.watch is not None:
+                context.watch.prepare()
             is_done = settings.rank is None and is_enough(grown)
             if kept is not None and not is_done:
                 kept.after_round()

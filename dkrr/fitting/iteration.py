@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.cost import STAGE_NAMES
 from dkrr.fitting.context import Context
 from dkrr.fitting.costs.dual_cg_costs import growth_seconds
 from dkrr.linalg.conjugate_gradient import Iteration
@@ -14,7 +15,9 @@ from dkrr.linalg.pivoted_cholesky import PivotedCholesky, pivot_stopping_rule
 from dkrr.linalg.preconditioners import Preconditioner
 from dkrr.linalg.products import Operator
 from dkrr.linalg.solver_settings import ConjugateGradient, RPCholesky
+from dkrr.linalg.watching import Watch, unwatched
 from dkrr.planning import Plan
+from dkrr.planning.strategy import Strategy
 
 Array = NDArray[np.float64]
 
@@ -23,6 +26,20 @@ def settings_of(plan: Plan) -> ConjugateGradient:
     """Settings that the user gave, or the planner's."""
     solver = plan.problem.solver
     return solver if isinstance(solver, ConjugateGradient) else ConjugateGradient()
+
+
+BEFORE_ITERATIONS = STAGE_NAMES[: STAGE_NAMES.index("preconditioner") + 1]
+"""Stages whose time passes before the first iteration."""
+
+
+def watch_of(plan: Plan, direct: Strategy) -> Watch:
+    """Watch of the iterations of a plan, from which another strategy may take over; centres are not drawn again."""
+    chosen, (drawing, *before) = plan.chosen, BEFORE_ITERATIONS
+    return Watch(
+        factor_seconds=sum(s.seconds for s in direct.stages if s.name != drawing),
+        n_steps=max(chosen.n_steps, 1),
+        prepared_after=sum(s.seconds for s in chosen.stages if s.name in before),
+    )
 
 
 def pivots_of(plan: Plan) -> RPCholesky:
@@ -67,6 +84,7 @@ def iteration_of(
         mixed=mixed,
         deflate=deflate,
         progress=context.progress,
+        watch=context.watch or unwatched,
     )
 
 
@@ -80,5 +98,7 @@ def resumed(context: Context, iteration: Iteration, run: Callable[[State | None]
         context.progress.note(damage)
     if state is not None and state.x.shape != iteration.right_sides.shape:
         state = None
+    if state is not None and context.watch is not None:
+        context.watch.resume(state)
     outcome = run(state)
     return replace(outcome, messages=(damage, *outcome.messages)) if damage else outcome

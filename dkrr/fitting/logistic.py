@@ -16,6 +16,7 @@ from dkrr.cluster import Progress
 from dkrr.data import Rows
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import LabelledData
+from dkrr.fitting.iteration import watch_of
 from dkrr.fitting.objectives import FormObjective, ObjectiveAt
 from dkrr.fitting.requests import FitRequest, WarmStart
 from dkrr.fitting.results import FittedModel, Solution, fitted_function, result_of
@@ -29,6 +30,7 @@ from dkrr.linalg.newton import (
     Point,
 )
 from dkrr.linalg.result import GRADIENT, Residuals, SolveResult, Status
+from dkrr.linalg.watching import GivenUpError
 from dkrr.planning import Plan
 from dkrr.text import plural
 
@@ -94,10 +96,8 @@ class PathState:
         checkpoints.write(arrays, {"state": state, "done": [one.to_plain() for one in self.done]}, shown)
 
     @classmethod
-    def resumed(cls, checkpoints: Checkpoints | None, tol: float, max_iter: int) -> "PathState":
+    def resumed(cls, checkpoints: Checkpoints, tol: float, max_iter: int) -> "PathState":
         """Read the last checkpoint, for a run with these settings; what is damaged is computed again."""
-        if checkpoints is None:
-            return cls()
         found = checkpoints.read(lambda arrays, plain: cls._of(checkpoints, arrays, plain, tol, max_iter))
         return cls(newton=_told_of(checkpoints.damage)) if found is None else found
 
@@ -154,8 +154,10 @@ def fit_path(request: FitRequest, data: LabelledData, plan: Plan, progress: Prog
     begun = time.perf_counter()
     start = request.start.for_plan(plan) if isinstance(request.start, WarmStart) else None
     with open_context(plan, request.settings.store, progress, request.settings.max_iter) as context:
+        context.watch = None if plan.chosen.otherwise is None else watch_of(plan, plan.chosen.otherwise)
         made: FormObjective = plan.chosen.method.objective(data, plan, context)
-        found = _minimise(data, plan, context, made.objective, request.settings.max_iter, start)
+        path = request.start if isinstance(request.start, PathState) else PathState()
+        found = _minimise(data, plan, context, made.objective, request.settings.max_iter, start, path)
         of_near = [
             None if made.near is None else made.near(alpha, one.point)
             for alpha, one in zip(data.alphas, found, strict=True)
@@ -230,10 +232,12 @@ def _minimise(
     objective_at: ObjectiveAt,
     max_iter: int,
     start: Point | None,
+    path: PathState,
 ) -> tuple[PathPoint, ...]:
-    """Solutions for all λ, each from the one before, from the last checkpoint on."""
+    """Solutions for all λ, each from the one before, from the last checkpoint on, or from a point of the path."""
     tol, checkpoints, progress = plan.problem.tol, context.checkpoints, context.progress
-    path = PathState.resumed(checkpoints, tol, max_iter)
+    if checkpoints is not None:
+        path = PathState.resumed(checkpoints, tol, max_iter)
     if checkpoints is not None and path.newton is not None:
         progress.note(checkpoints.damage or f"resuming after Newton step {path.newton.step}")
     if start is None:
@@ -242,10 +246,18 @@ def _minimise(
     for alpha in data.alphas[len(path.done) :]:
         begun = time.perf_counter()
         context.storage.note_stage("Newton steps")
-        with progress.measured("Newton steps"):
-            objective = objective_at(alpha, path.point or start, path.references)
-            save = partial(_save_step, checkpoints, objective, path.done)
-            outcome = Newton(objective, tol, max_iter, progress, save).run(path.newton)
+        state, objective = path.newton or NewtonState(), None
+        try:
+            with progress.measured("Newton steps"):
+                objective = objective_at(alpha, path.point or start, path.references)
+                save = partial(_save_step, checkpoints, objective, path.done)
+                outcome = Newton(objective, tol, max_iter, progress, save).run(state)
+        except GivenUpError as error:
+            error.reached = path
+            if objective is not None:
+                state.messages += objective.messages
+                error.reached = PathState(path.done, objective.point, state, objective.references)
+            raise
         outcome.state.messages += objective.messages
         point = Point(objective.point.coef, objective.point.intercept)  # scores and gradients are those of this λ
         found = PathPoint(point, outcome, time.perf_counter() - begun)

@@ -108,6 +108,7 @@ def dual_objective(
             start=start,
             progress=context.progress,
             known=known,
+            watch=context.watch,
         )
 
     return FormObjective(matrix.rows, objective)
@@ -151,6 +152,7 @@ def _by_passes(
             least_weight=least_weight,
             record=context.record,
             known=known,
+            watch=context.watch,
         )
 
     return FormObjective(None, objective)

@@ -7,13 +7,8 @@ from dkrr.cost import Work
 from dkrr.errors import MemoryLimitError, PlanError
 from dkrr.fitting.methods import make_plan
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
-from dkrr.planning.explain import (
-    DIRECT_IS_SOON_DONE,
-    MIN_CG_SPEEDUP,
-    NOT_SURELY_FASTER,
-    SMALL_SECONDS,
-    why_cg,
-)
+from dkrr.planning.explain import SMALL_SECONDS, why_cg
+from dkrr.planning.iterations_first import NOT_SURELY_FASTER, SURE_SPEEDUP
 from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import NO_REASON, Reason
 from dkrr.planning.resources import Resources
@@ -23,6 +18,9 @@ from dkrr.text import format_seconds
 
 MAX_VARIANCE_COLUMNS = 128
 """Rows whose variances are computed in one run: forming K then takes less time than using it."""
+FACTOR_IS_SOON_MADE = Reason(
+    "direct-is-soon-done", f"a factorisation takes no more than {SMALL_SECONDS:g} s, and is exact to rounding"
+)
 EXACT = Reason("exact", "exact to rounding, for any number of rows")
 SYSTEM_TOL = 1e-5
 """Relative residual of the rows' systems for which iterations are priced; they end by the width of the bounds."""
@@ -58,7 +56,7 @@ def plan_uncertainty(problem: Problem, resources: Resources, n_rows: int) -> Unc
     if isinstance(factored, UncertaintyPlan):
         plan = factored.plan
         if plan.seconds <= SMALL_SECONDS and (plan.chosen.is_whole or not is_for_cg):
-            return replace(factored, reasons=(DIRECT_IS_SOON_DONE,))
+            return replace(factored, reasons=(FACTOR_IS_SOON_MADE,))
     if is_for_cg:
         return plan_iterations(problem, resources, n_rows, why_cg(problem))
     if isinstance(factored, PlanError):
@@ -68,11 +66,11 @@ def plan_uncertainty(problem: Problem, resources: Resources, n_rows: int) -> Unc
         iterated = plan_iterations(problem, resources, n_rows)
     except PlanError as error:
         return replace(factored, reasons=(EXACT,), rejected=(Reason("iterations-are-unaffordable", str(error)),))
-    if MIN_CG_SPEEDUP * iterated.seconds < factored.seconds:
-        text = f"a factor would take about {format_seconds(factored.seconds)}, more than {MIN_CG_SPEEDUP:g} × as long"
+    if SURE_SPEEDUP * iterated.seconds < factored.seconds:
+        text = f"a factor would take about {format_seconds(factored.seconds)}, more than {SURE_SPEEDUP:g} × as long"
         slower = Reason("slower", factored.summary())
         return replace(iterated, reasons=(Reason("factor-is-slower", text),), rejected=(slower,))
-    against = f"{iterated.summary()}: not {MIN_CG_SPEEDUP:g} × faster (about {format_seconds(iterated.seconds)})"
+    against = f"{iterated.summary()}: not {SURE_SPEEDUP:g} × faster (about {format_seconds(iterated.seconds)})"
     return replace(factored, reasons=(EXACT,), rejected=(Reason(NOT_SURELY_FASTER.code, against),))
 
 

@@ -20,8 +20,8 @@ from dkrr.machine.calibration import newly_measured
 from dkrr.machine.detection import detect
 from dkrr.machine.measures import with_measured_kernel
 from dkrr.planning import Plan
-from dkrr.planning.explain import is_soon_done
 from dkrr.planning.facts import TYPICAL, Spectrum
+from dkrr.planning.iterations_first import is_soon_done
 from dkrr.planning.problem import Because, Problem
 from dkrr.planning.reasons import NO_REASON, Reason
 from dkrr.planning.resources import Resources
@@ -179,7 +179,7 @@ class FitChoice(Choice[Plan]):
                 plain.chosen.method.is_direct and is_soon_done(p, plain.chosen.seconds)
             ):
                 return None
-        # Without a bound of its entries a kernel has iterations only at request (`explain.doubt`).
+        # Without a bound of its entries a kernel has iterations only at request (`iterations_first.doubt`).
         may_iterate = p.solver is not None or p.kernel.has_unit_diagonal
         if may_iterate and (known := self._with_spectrum(rows)) is not None:
             return known

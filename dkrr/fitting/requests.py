@@ -217,8 +217,9 @@ class FitRequest:
     outputs: Targets | Labels
     weights: Array | None
     """Sample weights (times class weights), of shape (n,); None: ones."""
-    start: WarmStart | DualStart | None = None
-    """Starting solution of a fit of this loss, if it iterates; a DualStart is for the dual form."""
+    start: Any = None
+    """Starting solution of a fit of this loss, if it iterates: a WarmStart, a DualStart for the dual form, or how far
+    the iterations came that this fit replaces."""
     learned: Learned | None = None
     """Documents or tables that the kernel was fitted to, if its values depend on them."""
     folds: Sequence[NDArray[np.intp]] = ()

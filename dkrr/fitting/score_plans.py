@@ -103,10 +103,15 @@ def plan_scores(
     return replace(found, plan=replace(found.plan, problem=of_kernel))
 
 
+def _directly(plan: Plan) -> Plan:
+    """Plan of what serves all folds and all λ, as sums and factors do; iterations of one fit serve that alone."""
+    return plan if plan.chosen.otherwise is None else replace(plan, chosen=plan.chosen.otherwise)
+
+
 def _cheapest(problem: Problem, sizes: FoldSizes, resources: Resources) -> ScoringPlan:
     if problem.loss == "logistic":
         return _paths(problem, sizes, resources)
-    one = make_plan(replace(problem, alphas=(_middle(problem.alphas),)), resources)
+    one = _directly(make_plan(replace(problem, alphas=(_middle(problem.alphas),)), resources))
     if sizes.are_learned:
         if sizes.is_loo:
             raise InputError(

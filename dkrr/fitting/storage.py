@@ -26,7 +26,7 @@ from dkrr.linalg.sources import Vectors
 from dkrr.store import ChunkedArray, RunStore, TiledMatrix, TileGrid
 from dkrr.store.lock import check_owned, owned
 from dkrr.store.paths import resolved_place
-from dkrr.store.run_store import ASKED, CHECKPOINT, PIVOTS, STAGE, UNLIKE_OURS, WORK
+from dkrr.store.run_store import ASKED, CHECKPOINT, FACTOR, PIVOTS, STAGE, UNLIKE_OURS, WORK
 
 
 class Storage(ABC):
@@ -387,6 +387,30 @@ class Checkpoints(Snapshots):
         array.fill(index.astype(np.float64)[:, None])
         self.store.set_note(PIVOTS, name)
         self._n_pivots = len(index)
+
+
+def note_given_up(store: str, layout: dict[str, Any], text: str, *, keeps_checkpoint: bool) -> None:
+    """Note in a user's store that its iterations were given up: runs that resume it continue with the factorisation.
+
+    Parameters
+    ----------
+    store : str
+    layout : dict
+        That of the factorisation.
+    text : str
+        What happened, and why.
+    keeps_checkpoint : bool
+        Whether the factorisation resumes from the last checkpoint: a step of Newton's method.
+    """
+    run = RunStore(resolved_place(store))
+    with owned(run.url):
+        pivots = run.note(PIVOTS)
+        dropped = () if keeps_checkpoint else (CHECKPOINT,)
+        run.change_layout({**layout, "given_up": text})
+        run.set_notes(dict.fromkeys((PIVOTS, FACTOR, STAGE, *dropped)))
+        for name in (pivots, FACTOR, *(f"{one}-{turn}" for one in dropped for turn in range(2))):
+            if name is not None:
+                run.delete(name)
 
 
 MAX_ATTEMPTS = 5

@@ -32,6 +32,7 @@ from dkrr.linalg.iteration_state import CGOutcome, Cycle, State
 from dkrr.linalg.preconditioners import Identity, Preconditioner
 from dkrr.linalg.products import Operator, Precision, column_norms, column_sizes
 from dkrr.linalg.result import Residuals, Status
+from dkrr.linalg.watching import unwatched
 from dkrr.text import plural
 
 Array = NDArray[np.float64]
@@ -195,6 +196,9 @@ class Iteration:
         ‖r‖ / ‖b‖. It is taken of the recurrence's residual where that becomes small, and of the true one after a
         cycle; there is one cycle, and what rounding leaves is the caller's to refine. Negative curvature is rounding,
         too, and ends the iteration: the matrix is then a sum of squares.
+    watch : callable, optional
+        Called with the State and the smallest tolerance after every iteration that another one follows; it may end
+        them by an error.
     """
 
     operator: Operator
@@ -213,6 +217,7 @@ class Iteration:
     estimates_condition: bool = True
     recurrence_fraction: float = CYCLE_TOL_FRACTION
     measure: Callable[[Array, NDArray[np.intp]], Array] | None = None
+    watch: Callable[[State, float], None] = unwatched
     last: State | None = field(default=None, init=False)
     """State at the end of the last run."""
 
@@ -244,6 +249,11 @@ class Iteration:
         self._reached = self._relative(state.residual, np.arange(len(norms)))
         self._shown, self._scale = 0.0, 1.0 / self._norms
         """Factor of ‖r‖ in what is noted of it: as what the tolerance is for was last found to be."""
+        if self.measure is not None:
+            sizes = column_norms(state.residual)
+            self._scale = np.divide(
+                self._reached, sizes, out=self._scale, where=np.isfinite(self._reached) & (sizes > 0)
+            )
         with self.progress.stage("conjugate gradient", -log(np.min(self.tol))):
             if resumed and state.history:
                 self._show(state.history[-1].largest)
@@ -483,6 +493,7 @@ class Iteration:
             self._note_residual(state, float((norms * self._scale[columns]).max()), is_true=False)
             open_, new, old = open_[going], np.ascontiguousarray(new[:, going]), old[:, going]
             if len(open_):
+                self.watch(state, float(np.min(self.tol)))
                 z = self._precondition(new, cycle.columns[open_])
                 # Polak and Ribière's formula tolerates a preconditioner or products that are not quite linear.
                 beta = ((new - old) * z).sum(axis=0) / cycle.product[open_]

@@ -21,6 +21,7 @@ from dkrr.linalg.curvature import (
 from dkrr.linalg.likelihood import HessianRoot, WeightedLikelihood
 from dkrr.linalg.newton import Mask, Objective, Point
 from dkrr.linalg.products import SAFE_SIZES, Operator, column_norms, column_sizes
+from dkrr.linalg.watching import Watch, unwatched
 
 Array = NDArray[np.float64]
 
@@ -57,6 +58,8 @@ class DualObjective(Objective):
     progress : Progress
     known : ndarray of shape (n_systems,), optional
         The references, where an earlier objective of the same labels has computed them.
+    watch : Watch, optional
+        Watches the iterations, which a factorisation may replace.
     """
 
     labels: WeightedLikelihood
@@ -70,6 +73,7 @@ class DualObjective(Objective):
     start: InitVar[Point]
     progress: Progress
     known: InitVar[Array | None] = None
+    watch: Watch | None = None
     messages: list[str] = field(default_factory=list)
 
     def __post_init__(self, start: Point, known: Array | None) -> None:
@@ -197,6 +201,8 @@ class DualObjective(Objective):
         return sensitivities(self._own_root(), self._penalty(), self.labels.weights)
 
     def find_direction(self, is_open: Mask, forcing: float) -> Array:
+        if self.watch is not None:
+            self.watch.begin_step()
         like = self.labels.likelihood
         self._columns = np.flatnonzero(is_open) if like.n_systems > 1 else np.arange(like.n_columns)
         root = self._own_root().weighted(self.labels.weights)
@@ -254,6 +260,7 @@ class DualObjective(Objective):
             mixed=self.mixed,
             progress=Progress() if preconditioner.is_complete else self.progress,
             estimates_condition=False,
+            watch=self.watch or unwatched,
         )
         with self.progress.measured("conjugate gradient"):
             outcome = iteration.run()

@@ -32,6 +32,8 @@ class State:
     are traced, (2, t); None before the first."""
     has_ended: bool = False
     """Whether no further cycle follows one that has ended, since what it left is the caller's to refine."""
+    spent: float = 0.0
+    """Seconds of the fit so far, in all of its runs, where its iterations are watched."""
 
     def arrays(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """Arrays and plain values that a checkpoint writes."""
@@ -43,6 +45,7 @@ class State:
             "messages": self.messages,
             "columns": None,
             "has_ended": self.has_ended,
+            "spent": self.spent,
         }
         if self.extremes is not None:
             arrays["extremes"] = self.extremes
@@ -65,6 +68,7 @@ class State:
             list(plain["messages"]),
             extremes=arrays.get("extremes"),
             has_ended=plain["has_ended"],
+            spent=plain["spent"],
         )
         if plain["columns"] is not None:
             state.cycle = Cycle(

@@ -16,6 +16,7 @@ from dkrr.linalg.preconditioners import Diagonal, Identity, Preconditioner
 from dkrr.linalg.products import column_norms
 from dkrr.linalg.sources import FormedTiles
 from dkrr.linalg.substitution import substituted
+from dkrr.linalg.watching import Watch, unwatched
 from dkrr.store import MemoryMatrix
 
 Array = NDArray[np.float64]
@@ -50,6 +51,8 @@ class PrimalObjective(Objective):
         Smallest weight of a row but 0.
     known : ndarray of shape (n_systems,), optional
         The references, where an earlier objective of the same labels has computed them.
+    watch : Watch, optional
+        Watches the iterations, which a factorisation may replace.
     """
 
     passes: LikelihoodPass
@@ -63,6 +66,7 @@ class PrimalObjective(Objective):
     least_weight: float = 1.0
     record: RunRecord = field(default_factory=RunRecord)
     known: InitVar[Array | None] = None
+    watch: Watch | None = None
     messages: list[str] = field(default_factory=list)
 
     def __post_init__(self, start: Point, known: Array | None) -> None:
@@ -216,6 +220,8 @@ class PrimalObjective(Objective):
             shift[last] += np.where(matrix[last, last] > 0, 0.0, 1.0)
 
     def _iterate(self, columns: NDArray[np.intp], forcing: float) -> None:
+        if self.watch is not None:
+            self.watch.begin_step()
         p, like = self.passes.dimension, self.passes.likelihood
         is_softmax = like.n_systems == 1 and len(columns) > 1
 
@@ -238,6 +244,7 @@ class PrimalObjective(Objective):
             max_iter=self.max_iter,
             progress=self.progress,
             estimates_condition=False,
+            watch=self.watch or unwatched,
         ).run()
         self.record.add(operator.record)
         self.inner_iterations += outcome.iterations

@@ -4,45 +4,19 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dkrr.planning.facts import TYPICAL
+from dkrr.planning.iterations_first import GIVEN_UP
 from dkrr.planning.problem import Form, Problem
-from dkrr.planning.reasons import NO_REASON, Reason, codes_of
+from dkrr.planning.reasons import Reason, codes_of
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import Strategy
 from dkrr.planning.target_batches import batch_reason
 from dkrr.text import Explained, format_bytes, format_seconds, plural
 
 SMALL_SECONDS = 3.0
-"""Work below this needs neither workers nor a solver whose time is only an estimate."""
-SMALL_NEWTON_SECONDS = 0.5
-"""Work of Newton's method below which a direct solver is not compared with iterations. These are safer than for a
-regression, since the systems need not be solved well (measured with 4,000 rows: 0.41 s planned as 0.38, where
-factors take 1.8)."""
-MIN_CG_SPEEDUP = 3.0
-"""By how much conjugate gradient must beat the direct solver to be chosen: its iterations are an estimate."""
-MANY_ITERATIONS = 2000
-"""Iterations assumed for the primal form, where the spectrum is not known: if they are still faster than a direct
-solver, as with wide sparse rows, conjugate gradient is chosen."""
-FEW_ITERATIONS = 5
-"""Iterations of the primal form with uncorrelated columns."""
-DOUBT_OF_ESTIMATE = (0.3, 1.3)
-"""Smallest and largest number of iterations over the expected one, of fits whose spectrum was estimated on a sample
-(normal, uniform, heavy-tailed, clustered and nearly singular rows; 4, 16 and 64 columns)."""
-DOUBT_OF_TYPICAL = (0.1, 2.0)
-"""Smallest and largest number of iterations over the expected one, where a typical spectrum was assumed."""
+"""Work below this needs no workers."""
 NOT_ENOUGH_MEMORY = Reason("memory", "needs more memory than allowed")
 NO_FACTOR_LEFT = Reason("no-factor-left", "leaves no factor in float64, which standard deviations take")
 CG_REQUESTED = Reason("cg-requested", "conjugate gradient was requested")
-SPECTRUM_UNKNOWN = Reason(
-    "spectrum-unknown", "its iterations cannot be estimated before the fit; give solver='cg' to use it"
-)
-DIRECT_IS_SOON_DONE = Reason(
-    "direct-is-soon-done", f"a factorisation takes no more than {SMALL_SECONDS:g} s, and is exact to rounding"
-)
-NOT_SURELY_FASTER = Reason(
-    "not-surely-faster",
-    f"not {MIN_CG_SPEEDUP:g} × faster, and the estimate of its iterations may be wrong by that factor",
-)
 
 
 def layout(title: str, facts: Iterable[tuple[str, str]], because: Sequence[str], rejected: Sequence[str]) -> str:
@@ -170,6 +144,7 @@ def reasons_of(
     if problem.layout is not None:
         text = "the store holds a run that began with this form and these tiles; the run resumes"
         reasons.append(Reason("resumed", text))
+        reasons += [Reason(GIVEN_UP, problem.layout.given_up)] if problem.layout.given_up else []
     reasons.append(why_form(problem, chosen, candidates))
     if resources.confined:
         reasons.append(Reason("confined", resources.confined))
@@ -207,41 +182,6 @@ def _shortages(resources: Resources, chosen: Strategy) -> list[Reason]:
         has = f"the {format_bytes(here)} that this machine or job can give now"
         reasons.append(Reason("memory-short-here", f"memory_limit={format_bytes(limit)} is more than {has}"))
     return reasons
-
-
-# Why not
-
-
-def is_soon_done(p: Problem, seconds: float) -> bool:
-    """Whether a direct solver is so fast that it is not compared with one whose time is only an estimate."""
-    return seconds <= (SMALL_SECONDS if p.loss == "squared" else SMALL_NEWTON_SECONDS)
-
-
-def doubt(p: Problem, c: Strategy, direct_seconds: float) -> Reason:
-    """Why `solver="auto"` must not choose a candidate where a direct solver takes a given time; empty if it may.
-
-    Steps of Newton's method are estimates for all solvers, and tolerate systems that are not solved well.
-    """
-    if c.is_direct:
-        return NO_REASON
-    if not c.n_steps and is_soon_done(p, direct_seconds):
-        return DIRECT_IS_SOON_DONE
-    if c.form == "primal":
-        worst = c.seconds * max(1.0, MANY_ITERATIONS * max(c.n_steps, 1) / max(c.iterations, 1))
-        return NO_REASON if worst <= direct_seconds else SPECTRUM_UNKNOWN
-    if not p.kernel.has_unit_diagonal or min(p.alphas) <= 0:
-        return SPECTRUM_UNKNOWN
-    return NOT_SURELY_FASTER if not c.n_steps and MIN_CG_SPEEDUP * c.seconds > direct_seconds else NO_REASON
-
-
-def iteration_doubt(p: Problem, c: Strategy) -> tuple[float, float]:
-    """Smallest and largest number of iterations over the expected one, where an estimate says no more."""
-    if c.is_direct:
-        return 1.0, 1.0
-    if c.form == "primal":
-        most = min(MANY_ITERATIONS, c.tile + 1)
-        return FEW_ITERATIONS / max(c.iterations, FEW_ITERATIONS), max(1.0, most / c.iterations)
-    return DOUBT_OF_TYPICAL if p.facts.spectrum == TYPICAL else DOUBT_OF_ESTIMATE
 
 
 def best_of_each_kind(candidates: Sequence[Strategy], chosen: Strategy) -> list[Strategy]:

@@ -10,13 +10,13 @@ from dkrr.planning.drawing import Drawing, drawing_reasons
 from dkrr.planning.explain import (
     best_of_each_kind,
     columns_of,
-    iteration_doubt,
     kernel_of,
     layout,
     matrix_of,
     reasons_of,
     rejection,
 )
+from dkrr.planning.iterations_first import iteration_doubt, most_seconds
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.reasons import Reason, codes_of
 from dkrr.planning.resources import Execution, RatesFrom, Resources
@@ -63,6 +63,8 @@ class Plan(Explained):
         Others that it was compared with, of plans of the same problem.
     more : tuple of Reason
         Reasons that were added to those of the planner.
+    begun : Plan, optional
+        Plan of the iterations that it takes over from, whose reasons are its own too.
 
     See Also
     --------
@@ -90,10 +92,13 @@ class Plan(Explained):
     impossible: tuple[Reason, ...] = ()
     compared: tuple[Strategy, ...] = ()
     more: tuple[Reason, ...] = ()
+    begun: "Plan | None" = None
 
     @cached_property
     def reasons(self) -> tuple[Reason, ...]:
         """Why so, sentence by sentence; the words are made when they are first read."""
+        if self.begun is not None:
+            return (*self.begun.reasons, *self.more)
         return (
             *reasons_of(self.priced, self.resources, self.chosen, self.candidates),
             *drawing_reasons(self.drawing),
@@ -148,7 +153,8 @@ class Plan(Explained):
         """Shortest and longest wall time that the estimate of the iterations leaves possible; equal without one."""
         least, most = iteration_doubt(self.problem, self.chosen)
         iterating = sum(s.seconds for s in self.chosen.stages if s.name == ITERATION_STAGE)
-        return self.seconds + (least - 1.0) * iterating, self.seconds + (most - 1.0) * iterating
+        longest = most_seconds(self.chosen, self.seconds + (most - 1.0) * iterating)
+        return self.seconds + (least - 1.0) * iterating, longest
 
     @property
     def peak_bytes(self) -> int:
@@ -185,6 +191,28 @@ class Plan(Explained):
     def uses_threads(self) -> bool:
         """In the calling process tasks run in threads with one BLAS thread each, not one after the other."""
         return self.chosen.uses_threads
+
+    def with_factorisation(self, why: Reason) -> Self | None:
+        """Plan of the factorisation that takes over from iterations, and why; None where nothing takes over.
+
+        Parameters
+        ----------
+        why : Reason
+            What became of the iterations.
+
+        Returns
+        -------
+        Plan or None
+            Plan with its reasons, and the iterations among what is rejected.
+        """
+        direct = self.chosen.otherwise
+        if direct is None:
+            return None
+        given_up = replace(self.chosen, refused=why, otherwise=None)
+        others = tuple(one for one in self.candidates[1:] if one != direct)
+        problem = replace(self.problem, layout=None)  # which is that of the iterations
+        candidates = (direct, given_up, *others)
+        return replace(self, problem=problem, chosen=direct, candidates=candidates, more=(why,), begun=self)
 
     def noted(self, reason: Reason) -> Self:
         """Plan with one more reason.
@@ -246,7 +274,7 @@ class Plan(Explained):
             ("time", f"about {format_seconds(c.seconds)}{self._range()}"),
             ("rates", RATES[self.resources.rates_from]),
             ("memory", f"at most {format_bytes(c.peak_bytes)} per process (limit {format_bytes(c.limit_bytes)})"),
-            ("disk", "none" if c.place.is_memory else disk),
+            ("disk", "none" if c.place.is_memory and not c.disk_bytes else disk),
             ("model", f"{format_bytes(self.saved_bytes)} when it is saved{self._with_uncertainty()}"),
             *([("cluster", self.resources.assumed)] if self.resources.assumed else []),
         ]

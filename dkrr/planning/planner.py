@@ -6,9 +6,10 @@ from typing import NoReturn
 
 from dkrr.cost import Stage
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, WrongStoreError
-from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
+from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.planning.drawing import Drawing
-from dkrr.planning.explain import NO_FACTOR_LEFT, NOT_ENOUGH_MEMORY, SMALL_SECONDS, doubt, is_soon_done
+from dkrr.planning.explain import NO_FACTOR_LEFT, NOT_ENOUGH_MEMORY, SMALL_SECONDS
+from dkrr.planning.iterations_first import doubt, is_soon_done, watched
 from dkrr.planning.plan import Plan
 from dkrr.planning.problem import Form, Layout, Problem
 from dkrr.planning.reasons import NO_REASON, Reason
@@ -87,10 +88,12 @@ def choose(methods: Sequence[Method], problem: Problem, resources: Resources, dr
     if not fitting or fitting[0].refused:
         _refuse(methods, candidates, problem, resources)
     cheapest = _cheapest(fitting)
+    is_complete = cheapest.method.is_direct and not problem.folds_are_fitted
+    chosen = cheapest if is_complete else _completed(methods, cheapest, candidates, problem, resources)
     return Plan(
         problem=problem,
         resources=resources,
-        chosen=_with_fits_of_folds(cheapest, problem) if problem.folds_are_fitted else cheapest,
+        chosen=chosen,
         prediction=prediction_form(problem),
         candidates=(cheapest, *(c for c in candidates if c is not cheapest)) if len(candidates) > 1 else (cheapest,),
         drawing=drawing,
@@ -173,7 +176,7 @@ def _candidates(methods: Sequence[Method], problem: Problem, resources: Resource
     for method in methods:
         if method.form != form or problem.loss not in method.losses or method.is_of_grids != is_of_grids:
             continue
-        # Iterations, which are an estimate, are never chosen where a factorisation takes a few seconds.
+        # Iterations are not priced where a factorisation takes hardly longer than that.
         if (soon_done and method.solver == "cg") or (wanted and not method.answers(wanted, problem.loss)):
             continue
         for c in method.candidates(problem, resources):
@@ -196,12 +199,31 @@ def _wanted(problem: Problem) -> Solver | None:
     return None if settings is None else "cholesky"
 
 
+def _completed(
+    methods: Sequence[Method], c: Strategy, candidates: list[Strategy], problem: Problem, resources: Resources
+) -> Strategy:
+    """Strategy with what may take over from its iterations, and with models that leave out folds."""
+    if not c.is_direct:
+        c = watched(problem, c, _that_may_take_over(methods, candidates, problem, resources))
+    return _with_fits_of_folds(c, problem) if problem.folds_are_fitted else c
+
+
+def _that_may_take_over(
+    methods: Sequence[Method], candidates: list[Strategy], problem: Problem, resources: Resources
+) -> list[Strategy]:
+    """Candidates, with direct ones; those of a run that began with iterations are of them alone."""
+    layout = problem.layout
+    if layout is None or layout.solver != "cg" or problem.solver is not None:
+        return candidates
+    return _candidates(methods, replace(problem, layout=None, solver=Cholesky()), resources, layout.form)
+
+
 def _refuse_doubtful(candidates: list[Strategy], problem: Problem) -> list[Strategy]:
     """Refuse iterative solvers whose estimate may be wrong where a direct solver is possible."""
     direct = min((c.seconds for c in candidates if c.is_direct and not c.refused), default=None)
     if direct is None:
         return candidates
-    doubts = [c.refused or doubt(problem, c, direct) for c in candidates]
+    doubts = [c.refused if c.is_direct else c.refused or doubt(problem, c, direct) for c in candidates]
     return [replace(c, refused=why) if why else c for c, why in zip(candidates, doubts, strict=True)]
 
 

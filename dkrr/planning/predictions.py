@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dkrr.planning.explain import DOUBT_OF_ESTIMATE, Reasoned
+from dkrr.planning.explain import Reasoned
+from dkrr.planning.iterations_first import DOUBT_OF_ESTIMATE
 from dkrr.planning.plan import NARROW, RATES
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.reasons import Reason

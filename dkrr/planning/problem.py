@@ -54,6 +54,8 @@ class Layout:
     solver: Literal["cholesky", "cg", "float32"] = "cholesky"
     batch: int = 0
     """Targets that are solved for at once; 0: all."""
+    given_up: str = ""
+    """What became of the iterations with which the run began; empty where it goes on as it began."""
     store: str = field(default="", compare=False)
     """Path or URL of the run, for messages."""
 

@@ -152,6 +152,8 @@ class Strategy:
         Why it cannot be chosen; empty if it can.
     features : FeatureMap or None
         Features that it has beside those of the kernel: a Fourier grid; None: those of the kernel, if there are any.
+    otherwise : Strategy, optional
+        Direct strategy that takes over if the iterations of this one turn out to be slower.
 
     See Also
     --------
@@ -175,6 +177,7 @@ class Strategy:
     n_steps: int = 0
     refused: Reason = NO_REASON
     features: FeatureMap | None = None
+    otherwise: "Strategy | None" = None
     seconds: float = field(init=False, repr=False, compare=False)
     """Projected wall time."""
     read_bytes: float = field(init=False, repr=False, compare=False)

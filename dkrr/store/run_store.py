@@ -247,6 +247,10 @@ class RunStore:
                 f"KernelRidgeCV(store=...), which has one for each kernel"
             )
 
+    def change_layout(self, layout: dict[str, Any]) -> None:
+        """Remember another layout for the runs that resume this one."""
+        self._update(layout=layout)
+
     def _described(self) -> dict[str, Any]:
         found = self.description()
         if found is None:

@@ -20,6 +20,7 @@ from dkrr.fitting.results import function_norms
 from dkrr.kernels import RBF, Polynomial, Precomputed
 from dkrr.linalg import refinement as refining
 from dkrr.linalg.in_memory_cholesky import ONE_TILE
+from dkrr.planning import iterations_first
 from dkrr.planning.reasons import codes_of
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, SolveResult, Status
 from dkrr.store import MemoryMatrix
@@ -206,6 +207,12 @@ def data():
     weights[7] = 0.0
     with dask.config.set({"dkrr.rates.gemm-gflops": 5}):
         yield X, y, weights
+
+
+@pytest.fixture(autouse=True)
+def factored(monkeypatch):
+    """No iterations without a complete factor, which may be faster on some machines."""
+    monkeypatch.setattr(iterations_first, "PROMISED", 0.0)
 
 
 def in_float32(model):

@@ -14,7 +14,8 @@ from dkrr.errors import ConvergenceWarning, InputError, NotPositiveDefiniteError
 from dkrr.features import Nystroem
 from dkrr.fitting import iteration
 from dkrr.kernels import RBF, AdditiveChi2, Linear, Polynomial, Sigmoid
-from dkrr.planning import explain, planner
+from dkrr.linalg.watching import Watch
+from dkrr.planning import iterations_first, planner
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, Status
 from tests import precise
 from tests.oracles import assert_close, naive_gram
@@ -113,10 +114,12 @@ def test_least_squares_of_a_singular_matrix_has_no_silent_answer(data):
 @pytest.fixture
 def hasty(monkeypatch):
     """Conjugate gradient that is chosen for anything, and gives up after two iterations."""
-    monkeypatch.setattr(explain, "MIN_CG_SPEEDUP", 1e-6)
+    monkeypatch.setattr(iterations_first, "PROMISED", 1e6)
+    monkeypatch.setattr(iterations_first, "SOON_SECONDS", 0.0)
     for name in ("TINY_SECONDS", "SMALL_SECONDS", "MIN_COMPARED_SECONDS"):
         monkeypatch.setattr(planner, name, 0.0)
-    monkeypatch.setattr(explain, "SMALL_SECONDS", 0.0)
+    for name in ("__call__", "prepare"):
+        monkeypatch.setattr(Watch, name, lambda *_: None)
     monkeypatch.setattr(iteration, "settings_of", lambda plan: ConjugateGradient(max_iter=2))
     monkeypatch.setattr(planner, "_cheapest", lambda fitting: min(fitting, key=lambda c: (c.solver != "cg", c.seconds)))
 

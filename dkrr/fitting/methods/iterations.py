@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dkrr.fitting.methods.solving import SolvingMethod
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning.explain import why_cg
+from dkrr.planning.iterations_first import why_watched
 from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import Workplace
@@ -50,6 +51,8 @@ class IterativeMethod(SolvingMethod):
 
     def why(self, c: Strategy, p: Problem, candidates: Sequence[Strategy]) -> list[Reason]:
         details, found = c.details, [_why_iterative(p, c, candidates)]
+        if c.otherwise is not None:
+            found.append(why_watched(c.otherwise))
         if c.execution == "memory":
             text = "in the calling process, since its threads are as fast as workers would be"
             found.append(Reason("threads-are-as-fast", text))
@@ -73,7 +76,7 @@ def _why_iterative(p: Problem, chosen: Strategy, candidates: Sequence[Strategy])
     if isinstance(p.solver, ConjugateGradient):
         return why_cg(p)
     direct = [c for c in candidates if c.is_direct and c.form == chosen.form]
-    possible = min((c for c in direct if not c.refused), key=lambda c: c.seconds, default=None)
+    possible = min((c for c in direct if not c.refused), key=lambda c: c.seconds, default=chosen.otherwise)
     if possible is not None:
         return Reason(
             "factor-is-slower",
