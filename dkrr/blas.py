@@ -27,8 +27,8 @@ from scipy.linalg import cython_blas, cython_lapack
 Array = NDArray[Any]
 
 _POTRF_BLOCK = 256
-"""Below this LAPACK's POTRF is called; above, blocks are updated by GEMM (256 is the best of 64 to 512). It is also the
-largest matrix that LAPACK gets: threaded OpenBLAS POTRF crashes from n = 16,000 on (0.3.30, 2 threads)."""
+"""Rows of the blocks of a large matrix that LAPACK's POTRF factors; others are updated by GEMM (256 is the best of 64 to
+512). Large ones never reach LAPACK: threaded OpenBLAS POTRF crashes from n = 16,000 on (0.3.30, 2 threads)."""
 _FEW_TRSV, _FEW_SYMV = 3, 6
 """Right-hand sides that are solved for, or multiplied, one after another: TRSM and SYMM first copy the matrix to their
 own format. Measured from 300 to 2,000 rows: a single one in 0.2 of the time, that many in 0.8."""
