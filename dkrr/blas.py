@@ -27,7 +27,7 @@ from scipy.linalg import cython_blas, cython_lapack
 Array = NDArray[Any]
 
 _POTRF_BLOCK = 256
-"""Rows of the blocks of a large matrix that LAPACK's POTRF factors; others are updated by GEMM (256 is the best of 64 to
+"""Rows of the blocks of a large matrix that LAPACK's POTRF factors; the rest is GEMM (256 is the best of 64 to
 512). Large ones never reach LAPACK: threaded OpenBLAS POTRF crashes from n = 16,000 on (0.3.30, 2 threads)."""
 _FEW_TRSV, _FEW_SYMV = 3, 6
 """Right-hand sides that are solved for, or multiplied, one after another: TRSM and SYMM first copy the matrix to their
