@@ -27,8 +27,11 @@ from scipy.linalg import cython_blas, cython_lapack
 Array = NDArray[Any]
 
 _POTRF_BLOCK = 256
-"""Below this LAPACK's POTRF is called; above, blocks are updated by GEMM (256 is the best of 64 to 512). It is also the
-largest matrix that LAPACK gets: threaded OpenBLAS POTRF crashes from n = 16,000 on (0.3.30, 2 threads)."""
+"""Rows of the blocks of a large matrix that LAPACK's POTRF factors; the rest is GEMM (256 is the best of 64 to
+512). Large ones never reach LAPACK: threaded OpenBLAS POTRF crashes from n = 16,000 on (0.3.30, 2 threads)."""
+_FEW_TRSV, _FEW_SYMV = 3, 6
+"""Right-hand sides that are solved for, or multiplied, one after another: TRSM and SYMM first copy the matrix to their
+own format. Measured from 300 to 2,000 rows: a single one in 0.2 of the time, that many in 0.8."""
 _WHOLE_POTRF = 512
 """Rows of a matrix that LAPACK factors as a whole, in 0.9 of the time of the blocks (1.0 at 512)."""
 _SLOW_TRSM = frozenset({"SkylakeX", "Cooperlake", "SapphireRapids"})
@@ -268,6 +271,16 @@ def symm(c: Array, a: Array, b: Array, *, alpha: float = 1.0, beta: float = 0.0)
     if n == 0 or m == 0:
         return
     scalar = _SCALAR[c.dtype.char]
+    if m <= _FEW_SYMV:
+        for k in range(m):
+            # SYMV is slow where entries are apart; and some versions make 0 × NaN of what `c` held before.
+            x, y = b[:, k].copy()[None], (c[:, k].copy() if beta else np.zeros(n, c.dtype))[None]
+            _call(
+                cython_blas, _PREFIX[c.dtype.char] + "symv", b"L",
+                n, scalar(alpha), a, _leading(a), x, 1, scalar(beta), y, 1,
+            )  # fmt: skip
+            c[:, k] = y[0]
+        return
     _call(
         cython_blas, _PREFIX[c.dtype.char] + "symm", b"R", b"L",
         m, n, scalar(alpha), a, _leading(a), b, _leading(b), scalar(beta), c, _leading(c),
@@ -286,7 +299,13 @@ def solve_lower(l: Array, b: Array, *, transpose: bool = False) -> None:  # noqa
     n, m = b.shape
     if n and m >= _INVERSE_ROWS:
         Triangle(l).solve_left(b, transpose=transpose)
-    elif n and m:
+    elif n and m <= _FEW_TRSV:
+        for k in range(m):
+            _call(
+                cython_blas, _PREFIX[b.dtype.char] + "trsv", b"U", b"N" if transpose else b"T", b"N",
+                n, l, _leading(l), b[:, k : k + 1], _leading(b),
+            )  # fmt: skip
+    elif n:
         _call(
             cython_blas, _PREFIX[b.dtype.char] + "trsm", b"R", b"U", b"T" if transpose else b"N", b"N",
             m, n, _SCALAR[b.dtype.char](1.0), l, _leading(l), b, _leading(b),

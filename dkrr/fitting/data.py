@@ -115,7 +115,7 @@ class TrainingData(FitData):
         In this form a weight may be zero: the row and column vanish, and β = 0 there whatever the diagonal is. It
         must not be 0, so λ = 0 puts a 1 there.
         """
-        shift = np.full(self.n, alpha)
+        shift = np.full(len(self.targets), alpha)
         if self.weights is not None and alpha == 0:
             shift[self.weights == 0] = 1.0
         return shift
@@ -125,7 +125,7 @@ class TrainingData(FitData):
         scale = self.dual_scale()
         y = self.targets[:, columns] - means[columns]
         if self.fit_intercept:
-            y = np.column_stack([y, np.ones(self.n)])
+            y = np.column_stack([y, np.ones(len(y))])
         return np.ascontiguousarray(y if scale is None else y * scale[:, None])
 
     def dual_coefficients(self, beta: Array) -> tuple[Array, Array]:

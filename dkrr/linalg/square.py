@@ -101,7 +101,7 @@ class SquareMatrix(DirectSystems, Operator):
         return cls(square, progress)
 
     def factor(self, group: str, shift: Array, detail: str = "") -> SquareFactor:  # noqa: ARG002
-        """See base class; in the square of A, or in one of its own while another factor that is there still exists."""
+        """See base class; in the square of A, or in one of its own while another factor still has that."""
         square, n = self._square, self.n
         with self._progress.stage("factorisation", 1.0, detail=detail):
             if self._sharing is None or self._sharing() is None:
