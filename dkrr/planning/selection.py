@@ -226,12 +226,15 @@ def plan_scores(problem: Problem, sizes: FoldSizes, resources: Resources) -> Sco
     return replace(_cheapest(problem, sizes, resources), asked=problem)
 
 
+def _directly(plan: Plan) -> Plan:
+    """Plan of what serves all folds and all λ, as sums and factors do; iterations of one fit serve that alone."""
+    return plan if plan.chosen.otherwise is None else replace(plan, chosen=plan.chosen.otherwise)
+
+
 def _cheapest(problem: Problem, sizes: FoldSizes, resources: Resources) -> ScoringPlan:
     if problem.loss == "logistic":
         return _paths(problem, sizes, resources)
-    one = make_plan(replace(problem, alphas=(_middle(problem.alphas),)), resources)
-    if one.chosen.otherwise is not None:  # sums and factors serve all folds and all λ, and iterations of one fit none
-        one = replace(one, chosen=one.chosen.otherwise)
+    one = _directly(make_plan(replace(problem, alphas=(_middle(problem.alphas),)), resources))
     if sizes.are_learned:
         if sizes.is_loo:
             raise InputError(
