@@ -1,32 +1,26 @@
-"""Fit models for a request: sample maps, plan, carry out the plan, fall back to a direct solver, warn."""
+"""Fit models for a request: sample maps, plan, carry out the plan, warn."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 from dkrr.cluster import Progress
 from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
-from dkrr.cost import Stage
-from dkrr.errors import Float32BreakdownError, InputError, MemoryLimitError, PlanError, warn_inaccurate
+from dkrr.errors import InputError, warn_inaccurate
 from dkrr.fitting import logistic
 from dkrr.fitting.context import open_context, progress_of
 from dkrr.fitting.costs.fourier_costs import lost_alpha
 from dkrr.fitting.data import FitData, LabelledData, TrainingData, shared_fields
+from dkrr.fitting.fallbacks import PlannedWork, with_messages, with_time_before
 from dkrr.fitting.iteration import watch_of
 from dkrr.fitting.request_plans import plan_of
 from dkrr.fitting.requests import DualStart, FitRequest
 from dkrr.fitting.results import FittedModel, SavedPosterior, Solution, fitted_model, quadratics
 from dkrr.fitting.sampled import centre_linear_parts, with_sampled_maps
-from dkrr.fitting.storage import note_given_up, with_repairs
 from dkrr.linalg.result import SolveResult
-from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
-from dkrr.linalg.watching import GivenUpError
 from dkrr.planning import Plan
-from dkrr.planning.iterations_first import GIVEN_UP
-from dkrr.planning.problem import Because, Loss
-from dkrr.planning.reasons import Reason
+from dkrr.planning.problem import Loss
 from dkrr.text import plural
 
 
@@ -94,7 +88,7 @@ class Fit:
 
     def noted(self, messages: tuple[str, ...]) -> Self:
         """Fit whose results have these messages before their own."""
-        return replace(self, models=_noted(self.models, messages))
+        return replace(self, models=with_messages(self.models, messages))
 
 
 def fit(request: FitRequest, show_progress: bool | None) -> Fit:
@@ -135,106 +129,12 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
         raise InputError(f"{lost} on a Fourier grid; expected a larger alpha, or the kernel itself")
     if not data.kernel.is_plain:
         data = centre_linear_parts(data, request.settings.store)
-    broken, models = "", tuple[FittedModel, ...]()
-    try:
-        plan, models = _iterations_first(request, data, plan, progress, show_progress)
-    except Float32BreakdownError as error:
-        broken = str(error)
-    if broken:  # outside of the handler, which keeps the factor in memory that has failed
-        plan, models = _without_float32(request, data, broken, show_progress)
+    plan, models = PlannedWork(request, data, loss.carry_out, show_progress).models(plan, progress)
     if plan.problem.layout is not None and plan.problem.layout.given_up:
-        models = _noted(models, (plan.problem.layout.given_up,))
+        models = with_messages(models, (plan.problem.layout.given_up,))
     if spent is not None:
-        models = (_after(models[0], plan, (), *spent), *models[1:])
+        models = (with_time_before(models[0], plan, (), *spent), *models[1:])
     for one in models:
         if not one.result.status.is_good:  # the caller of an estimator's `fit` is warned
             warn_inaccurate(loss.shortfall(one.result, plan), stacklevel=3)
     return Fit(plan, models)
-
-
-def _after(first: FittedModel, plan: Plan, stages: Sequence[Stage], seconds: float, peak_bytes: int) -> FittedModel:
-    """Add the stages, the time and the memory of what came before, in the calling process, to a result."""
-    result = first.result
-    most = result.peak_bytes if plan.execution == "dask" else max(result.peak_bytes, peak_bytes)
-    passed = {one.name: one.seconds for one in stages}
-    for one in result.stages:
-        passed[one.name] = passed.get(one.name, 0.0) + one.seconds
-    stages = tuple(Stage(name, time) for name, time in passed.items())
-    return replace(first, result=replace(result, stages=stages, seconds=result.seconds + seconds, peak_bytes=most))
-
-
-def _iterations_first(
-    request: FitRequest, data: FitData, plan: Plan, progress: Progress, show_progress: bool | None
-) -> tuple[Plan, tuple[FittedModel, ...]]:
-    """Carry out a plan; a factorisation follows where its iterations are given up, or have not converged."""
-    begun, models, reached = time.perf_counter(), tuple[FittedModel, ...](), None
-    try:
-        models = _carried_out(request, data, plan, progress)
-        if not _may_be_retried(request, models):
-            return plan, models
-        text = request.outputs.retry_message.format(residual=max(one.result.residual for one in models))
-    except GivenUpError as error:  # which keeps in memory what the iterations hold
-        text, reached = str(error), error.reached
-    direct = plan.with_factorisation(Reason(GIVEN_UP, text))
-    if direct is None:
-        with suppress(PlanError):
-            return _with_solver(Cholesky(), request, data, text, show_progress)
-        return plan, models
-    models, lost, seconds = (), progress.take_stages(), time.perf_counter() - begun
-    peak_bytes = peak_resident_bytes() if plan.execution != "dask" else 0
-    reached = reached if direct.form == plan.form else None
-    if request.settings.store is not None:
-        keeps = plan.problem.loss == "logistic" and direct.form == plan.form
-        note_given_up(request.settings.store, direct.chosen.layout(), text, keeps_checkpoint=keeps)
-    progress = progress_of(show_progress, direct.seconds)
-    progress.note(text)
-    models = _carried_out(replace(request, start=reached), data, direct, progress)
-    first = _after(models[0], direct, lost, seconds, peak_bytes)
-    return direct, _noted((first, *models[1:]), (text,))
-
-
-def _may_be_retried(request: FitRequest, models: tuple[FittedModel, ...]) -> bool:
-    """Whether conjugate gradient, which the planner chose, failed, and no store holds its run."""
-    failed = False
-    if request.settings.solver is None and request.settings.store is None:
-        for one in models:
-            failed |= one.result.status in request.outputs.retried
-    return failed
-
-
-def _without_float32(
-    request: FitRequest, data: FitData, message: str, show_progress: bool | None
-) -> tuple[Plan, tuple[FittedModel, ...]]:
-    """Plan and fit once more with a factor in float64; by conjugate gradient if that needs more memory than allowed."""
-    try:
-        return _with_solver(Cholesky(), request, data, message, show_progress)
-    except MemoryLimitError:
-        return _with_solver(ConjugateGradient(), request, data, message, show_progress)
-
-
-def _with_solver(
-    solver: Cholesky | ConjugateGradient, request: FitRequest, data: FitData, message: str, show_progress: bool | None
-) -> tuple[Plan, tuple[FittedModel, ...]]:
-    """Plan and fit once more with another solver; the message says why."""
-    because = Because(solver=Reason("solver-failed", message))
-    request = replace(request.with_settings(solver=solver), start=None, because=because)
-    plan = plan_of(request)
-    progress = progress_of(show_progress, plan.chosen.seconds)
-    progress.note(message)
-    return plan, _noted(_carried_out(request, data, plan, progress), (message,))
-
-
-def _carried_out(request: FitRequest, data: FitData, plan: Plan, progress: Progress) -> tuple[FittedModel, ...]:
-    """Models of a plan; what is damaged in the store that was given is computed again."""
-    carry_out, store = LOSSES[plan.problem.loss].carry_out, request.settings.store
-    if store is None:
-        return carry_out(request, data, plan, progress)
-    models, repairs = with_repairs((store,), lambda: carry_out(request, data, plan, progress))
-    for text in repairs:
-        progress.note(text)
-    return _noted(models, repairs)
-
-
-def _noted(models: tuple[FittedModel, ...], messages: tuple[str, ...]) -> tuple[FittedModel, ...]:
-    results = [replace(one.result, messages=(*messages, *one.result.messages)) for one in models]
-    return tuple(replace(one, result=result) for one, result in zip(models, results, strict=True))
