@@ -27,15 +27,15 @@ FAN_IN = 4
 """Values that one task of a tree of sums adds."""
 
 
+@dataclass(eq=False)
 class Meter:
     """Time by kind of work, and bytes moved; passed to every task function."""
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self.bytes_read = 0
-        self.bytes_written = 0
-        self._inside: list[float] = []
-        """Seconds of the blocks within each block that is open."""
+    seconds: dict[str, float] = field(default_factory=partial(defaultdict, float))
+    bytes_read: int = 0
+    bytes_written: int = 0
+    _inside: list[float] = field(default_factory=list)
+    """Seconds of the blocks within each block that is open."""
 
     @contextmanager
     def time(self, kind: str) -> Iterator[None]:

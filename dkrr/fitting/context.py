@@ -236,12 +236,9 @@ class Context:
     record: RunRecord = field(default_factory=RunRecord)
     meter: Meter = field(default_factory=Meter)
     """Bytes moved outside of tasks: the copy of X, and rows that processes read once and keep."""
-    run: str = ""
-    """Name of what processes keep in memory until the end of the run; empty: a new one."""
     _resident: list[Rows] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.run = self.run or f"run-{os.urandom(16).hex()}"
         self.checkpoints: Checkpoints | None = None
         """Checkpoints of an iteration, where the storage is kept."""
         if isinstance(self.storage, StoredArrays):
@@ -260,6 +257,16 @@ class Context:
     def in_memory(self) -> bool:
         """Whether everything is in this process's memory."""
         return not isinstance(self.storage, StoredArrays)
+
+    @cached_property
+    def run(self) -> str:
+        """Name of what processes keep in memory until the end of the run."""
+        return f"run-{os.urandom(16).hex()}"
+
+    def forget(self) -> None:
+        """Release what processes have kept in memory."""
+        if "run" in vars(self):
+            self.executor.forget(self.run)
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
@@ -506,7 +513,7 @@ def open_context(plan: Plan, store: str | None, progress: Progress, max_iter: in
             context = _opened(plan, storage, stack, progress, in_threads=in_threads)
             context.temporary, context.asked = temporary, _asked(plan, max_iter)
             context.layout = chosen.layout() | ({"batch": plan.problem.batch} if plan.problem.batch else {})
-        stack.callback(context.executor.forget, context.run)
+        stack.callback(context.forget)
         yield context
         context.peak_bytes = context.record.peak_bytes if execution == "dask" else peak_resident_bytes()
 
