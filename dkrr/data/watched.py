@@ -10,13 +10,13 @@ in tiles.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.data.arrays import MemoryRows
 from dkrr.data.rows import ALL, Block, Rows, arrays_of
 from dkrr.errors import InputError
+from dkrr.store.format import crc32c
 
 WATCHED_BLOCK_BYTES, WATCHED_BLOCK_ROWS = 2**18, 2**15
 """Most bytes and rows of a block."""
@@ -136,7 +136,7 @@ def _checksum(before: tuple[float, float], rows: Block, first: int) -> tuple[flo
         is_plain = array.flags.c_contiguous and array.dtype.isnative
         plain = array.view() if is_plain else np.ascontiguousarray(array, array.dtype.newbyteorder("=")).view()
         plain.flags.writeable = False  # the library takes no others
-        found = google_crc32c.extend(found, plain)
+        found = crc32c(found, plain)
     return found, 0.0
 
 

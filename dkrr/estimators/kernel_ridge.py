@@ -597,8 +597,10 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         self.n_iter_ = model.result.iterations if fitted.plan.chosen.solver == "cg" else None
         self._finish(fitted, request.rows, X)
         if sums is None and model.posteriors is None:
+            targets = request.outputs
+            assert isinstance(targets, Targets)
             request = replace(request, features=fitted.plan.chosen.features)
-            data = watched_data(request.rows, request.outputs.values, request.weights)
+            data = watched_data(request.rows, targets.values, request.weights)
             self._known_posteriors = partial(Posteriors, request, model.function.kernel, data=data)
 
 

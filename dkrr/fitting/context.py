@@ -23,8 +23,7 @@ from dkrr import blas
 from dkrr.cluster import Executor, Meter, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor, make_progress
 from dkrr.cluster.folders import private_folder
 from dkrr.cluster.local_workers import LocalWorkers
-from dkrr.cluster.process import ambient_client, graceful_termination
-from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
+from dkrr.cluster.process import ambient_client, graceful_termination, peak_resident_bytes, reset_peak
 from dkrr.cluster.worker_settings import problems, refuse_a_pause, report
 from dkrr.cost import Stage
 from dkrr.data import MemoryRows, Rows, described_rows, scan, scan_tasks, write_rows

@@ -20,7 +20,7 @@ import numpy as np
 from dkrr.cluster import Progress, SerialExecutor
 from dkrr.cluster.process import resident_bytes
 from dkrr.cost import Work
-from dkrr.data import MemoryRows, Rows, refuse_changed
+from dkrr.data import Rows, refuse_changed
 from dkrr.data.watched import watched_data
 from dkrr.errors import InputError, warn_inaccurate
 from dkrr.fitting.context import Context, progress_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 from dkrr.cluster import Progress
-from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
+from dkrr.cluster.process import peak_resident_bytes, reset_peak
 from dkrr.errors import Float32BreakdownError, InputError, MemoryLimitError, PlanError, warn_inaccurate
 from dkrr.fitting import logistic
 from dkrr.fitting.context import open_context, progress_of

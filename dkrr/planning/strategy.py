@@ -195,7 +195,14 @@ class Strategy:
             read, written, disk = read + stage.read_bytes, written + stage.written_bytes, disk + stage.disk_bytes
             peak = max(peak, stage.peak_bytes)
         # They are asked for again and again while candidates are compared.
-        self.__dict__.update(solver=self.method.solver_of(self), seconds=seconds, read_bytes=read, written_bytes=written, disk_bytes=disk, peak_bytes=peak)
+        self.__dict__.update(
+            solver=self.method.solver_of(self),
+            seconds=seconds,
+            read_bytes=read,
+            written_bytes=written,
+            disk_bytes=disk,
+            peak_bytes=peak,
+        )
 
     @property
     def is_direct(self) -> bool:
