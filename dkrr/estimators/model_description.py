@@ -53,7 +53,8 @@ def summary_of(model: KernelEstimator) -> dict[str, Any]:
 
 def _residuals(model: KernelEstimator) -> list[dict[str, Any]]:
     """Distribution of y − f(x) = λ α / w at the training rows, of the first targets; empty where it is not known."""
-    posteriors, alpha = getattr(model, "_known_posteriors", None), getattr(model, "dual_coef_", None)
+    made, alpha = getattr(model, "_made_posteriors", None), getattr(model, "dual_coef_", None)  # not of classifiers
+    posteriors = None if made is None else made()
     if posteriors is None or alpha is None:
         return []
     try:

@@ -367,14 +367,14 @@ def checked_store(store: Any) -> str | None:
 
 
 CHECKS: Mapping[str, Callable[[Any], Any]] = {
-    "memory_limit": checked_memory_limit,
     "kernel": kernel_of_a_fit,
+    "solver": checked_solver,
+    "store": checked_store,
+    "memory_limit": checked_memory_limit,
     "fit_intercept": partial(flag, name="fit_intercept"),
     "form": checked_form,
     "tile": checked_tile,
-    "solver": checked_solver,
     "tol": checked_tol,
-    "store": checked_store,
     "uncertainty": checked_uncertainty,
     "max_iter": checked_max_iter,
 }
