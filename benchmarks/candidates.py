@@ -146,10 +146,10 @@ def known_iterations(plan: Plan, result: SolveResult) -> Strategy:
     groups = len(plan.problem.alphas) if isinstance(c.details, Float32Factor) else 1
     with ExitStack() as stack:
         for name, value in {
-            "dual_cg_costs.iterations_expected": lambda *_: result.iterations,
+            "iteration_estimates.iterations_expected": lambda *_: result.iterations,
             "dual_cg_costs.MIXED_ITERATION_FACTOR": 1.0,
             "dual_cg_costs.priced_ranks": lambda *_: [result.rank],
-            "primal_costs.iterations_of": lambda *_: result.iterations,
+            "primal_costs.primal_iterations": lambda *_: result.iterations,
             "dual_costs.refining_iterations": lambda *_: result.iterations // groups,
         }.items():
             stack.enter_context(mock.patch(f"dkrr.fitting.costs.{name}", value))

@@ -2,7 +2,7 @@
 
 The tasks, what they wait for and their priorities are those of the real graph (``tile_steps``); the driver is that of
 ``cluster.dask_executor``: a window of tasks on the scheduler, filled from a ready queue whenever the client hears that
-a task is done. The closed formula of ``fitting.costs.tiles`` is compared with it; ``benchmarks.clusters`` adds what
+a task is done. The closed formula of `fitting.costs.tile_costs` is compared with it; ``benchmarks.clusters`` adds what
 wide clusters have besides: a shared store, stragglers, lost workers.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Literal, Protocol, Self
 
-from dkrr.fitting.costs.tiles import SCHEDULER_SECONDS, WINDOW_PER_SLOT, factorisation_seconds
+from dkrr.fitting.costs.tile_costs import SCHEDULER_SECONDS, WINDOW_PER_SLOT, factorisation_seconds
 from dkrr.linalg.cholesky import TileStep, tile_steps
 from dkrr.planning.resources import Rates
 from dkrr.store import TileGrid

@@ -273,7 +273,7 @@ def _planner(settings: Settings) -> Iterator[None]:
             values["dkrr.rates.cluster-start-seconds"] = 0.0
             stack.enter_context(mock.patch("dkrr.planning.planner.SMALL_SECONDS", 0.0))
             stack.enter_context(mock.patch("dkrr.planning.planner.is_soon_done", return_value=False))
-            stack.enter_context(mock.patch("dkrr.fitting.costs.tiles.THREAD_EFFICIENCY", 0.0))
+            stack.enter_context(mock.patch("dkrr.fitting.costs.tile_costs.THREAD_EFFICIENCY", 0.0))
         stack.enter_context(dask.config.set(values))
         yield
 

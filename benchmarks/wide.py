@@ -28,7 +28,7 @@ from benchmarks.solve import Settings, fit_dkrr, stage_times, write_line
 from dkrr.checks import parse_bytes
 from dkrr.cluster import TaskRecord
 from dkrr.errors import DkrrError
-from dkrr.fitting.costs.tiles import tile_grid
+from dkrr.fitting.costs.tile_costs import tile_grid
 from dkrr.kernels import RBF
 from dkrr.linalg.cholesky import cholesky_task_bytes, cholesky_work, factor_bytes, partial_bytes, tile_steps
 from dkrr.linalg.sources import gram_workspace_bytes
@@ -169,7 +169,7 @@ def measured_run(n: int, d: int, workers: int, layout: tuple[int | None, int | N
         force_workers=True,
         peers=(),
     )
-    fixed = mock.patch("dkrr.fitting.costs.tiles.task_columns", return_value=[columns_per_task])
+    fixed = mock.patch("dkrr.fitting.costs.tile_costs.task_columns", return_value=[columns_per_task])
     try:
         with nullcontext() if columns_per_task is None else fixed:
             fit, _ = fit_dkrr(settings)

@@ -71,7 +71,7 @@ def fit(n: int, d: int, store: str | None, settings: dict[str, Any]) -> tuple[An
             stack.enter_context(mock.patch("dkrr.fitting.context.reset_peak"))
         if workers is not None:
             # Plans of small fits use workers if these start in no time and BLAS's threads add nothing to one task.
-            stack.enter_context(mock.patch("dkrr.fitting.costs.tiles.THREAD_EFFICIENCY", 0.0))
+            stack.enter_context(mock.patch("dkrr.fitting.costs.tile_costs.THREAD_EFFICIENCY", 0.0))
         model = estimator(store=store, progress=False, **settings).fit(X, targets)
     result, plan = model.solve_result_, model.plan_
     return getattr(model, "dual_coef_", np.zeros(0)), {

@@ -45,7 +45,7 @@ from dkrr.linalg.sources import (
     symmetry_tasks,
 )
 from dkrr.linalg.square import SquareMatrix
-from dkrr.planning.strategy import Tiling
+from dkrr.planning.tile_sizes import Tiling
 from dkrr.store import TileGrid
 
 Array = NDArray[np.float64]

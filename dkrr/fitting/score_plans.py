@@ -10,7 +10,6 @@ import numpy as np
 from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError
-from dkrr.fitting.costs.dual_cg_costs import dual_iterations
 from dkrr.fitting.costs.fourier_costs import (
     GATHER_SECONDS,
     MAX_SIDE,
@@ -19,6 +18,7 @@ from dkrr.fitting.costs.fourier_costs import (
     sums_bytes,
     transform_work,
 )
+from dkrr.fitting.costs.iteration_estimates import dual_iterations
 from dkrr.fitting.costs.primal_costs import formed_in_caller
 from dkrr.fitting.methods import make_plan
 from dkrr.kernels.map_base import FeatureMap

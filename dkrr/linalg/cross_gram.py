@@ -91,7 +91,7 @@ class CrossGram(ABC):
 
 
 def cross_gram(kernel: Kernel, rows: Rows) -> CrossGram:
-    """K(x, X) of a resolved kernel and training rows."""
+    """K(x, X) of a kernel and training rows."""
     return GivenCrossGram() if kernel.is_precomputed else ComputedCrossGram(kernel, rows)
 
 
@@ -115,19 +115,19 @@ class ComputedCrossGram(CrossGram):
     Parameters
     ----------
     kernel : Kernel
-        Resolved kernel.
+        Kernel, resolved here if it is not (as of a description that was forged).
     rows : Rows
         Training rows X.
     """
 
     def __init__(self, kernel: Kernel, rows: Rows) -> None:
-        self.kernel, self.rows, self.n = kernel, rows, rows.shape[0]
+        self.kernel, self.rows, self.n = kernel.resolved(rows.shape[1]), rows, rows.shape[0]
         self._strip_rows = min(max(1, self.n), STRIP_ROWS)
         self._kept: dict[int, KernelTo] | None = None
         """By their first row, k(·, X) of training rows."""
         if rows.is_sparse or not rows.is_in_memory:
             self._strip_rows = max(1, min(self._strip_rows, STRIP_BYTES // rows.dense_window_row_bytes))
-        elif kernel.kept_bytes(*rows.shape) <= KEPT_BYTES:
+        elif self.kernel.kept_bytes(*rows.shape) <= KEPT_BYTES:
             self._kept = {}
 
     def add_times(self, x: Block, coefs: Sequence[Array], outs: Sequence[Array], first: int | None = None) -> None:

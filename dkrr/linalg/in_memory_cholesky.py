@@ -196,13 +196,16 @@ def copy_work(n: int) -> Work:
     return Work(memory_bytes=2 * 8.0 * n**2)
 
 
+def inverse_bytes(grid: TileGrid, itemsize: int = 8) -> int:
+    """Most memory of the inverted blocks by which the tasks of a column of several tiles share its solutions."""
+    return itemsize * grid.n * blas.INVERSE_SIDE
+
+
 def factoring_bytes(grid: TileGrid, m: int, threads: int, itemsize: int = 8) -> int:
     """Memory of BLAS and of inverted blocks, where threads factor tiles and solve for m right-hand sides."""
     tiles = TILE_BUFFER_BYTES * itemsize // 8 + 4096 * m
     buffers = blas.BYTES_PER_THREAD if grid.n_tiles == 1 else min(blas.BYTES_PER_THREAD, tiles)
-    # Inverted blocks by which the tasks of a column share solving with its square.
-    inverses = itemsize * grid.n * blas.INVERSE_SIDE if grid.n_tiles > 1 else 0
-    return threads * buffers + inverses
+    return threads * buffers + (inverse_bytes(grid, itemsize) if grid.n_tiles > 1 else 0)
 
 
 def memory_bytes(grid: TileGrid, *, keeps: bool) -> int:

@@ -14,8 +14,9 @@ from dkrr.planning.plan import Plan
 from dkrr.planning.problem import Form, Layout, Problem
 from dkrr.planning.reasons import NO_REASON, Reason
 from dkrr.planning.resources import WORKER_BASELINE_BYTES, Resources
-from dkrr.planning.strategy import MAX_TILES_PER_SIDE, TILE_SIZES, Method, Solver, Strategy
+from dkrr.planning.strategy import Method, Solver, Strategy
 from dkrr.planning.target_batches import batch_of
+from dkrr.planning.tile_sizes import MAX_TILES_PER_SIDE, TILE_SIZES
 from dkrr.text import format_bytes, format_count, plural
 
 TINY_SECONDS = 0.1

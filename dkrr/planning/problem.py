@@ -22,8 +22,6 @@ FLOAT32_TIME = 0.6
 """Nominal time of an entry in float32 over that in float64 (exp, clamps: measured 0.5 to 0.7)."""
 ACTIVE_ALPHAS = 2
 """Values of λ whose columns iterate for most of the time, where all folds are solved for at once."""
-TYPICAL_CONDITION = 300.0
-"""Condition number of ΦᵀWΦ scaled to a unit diagonal: correlated features, fewer than rows."""
 
 
 @dataclass(frozen=True)

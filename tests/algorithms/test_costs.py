@@ -120,7 +120,7 @@ def in_memory(tile, keeps, folder):
             X = substituted(factor, B)
         return keeps and kept.multiply(X)
 
-    return work, memory_bytes(grid, keeps=keeps) + inverse_bytes(grid)
+    return work, memory_bytes(grid, keeps=keeps) + (inverse_bytes(grid) if grid.n_tiles > 1 else 0)
 
 
 def multiplied(precision, folder):

@@ -132,7 +132,7 @@ def around(wrap):
 
 
 def complete():
-    factor = SimpleNamespace(apply=lambda R: np.linalg.solve(A, R))
+    factor = SimpleNamespace(solve=lambda R: np.linalg.solve(A, R))
     return CompleteFactor(factor), lambda k: np.linalg.inv(A)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.simulation import SimulatedCluster, TaskCosts, simulate_factorisation
-from dkrr.fitting.costs.tiles import PANEL_COLUMNS, factorisation_seconds, fixed_grid, tile_grid
+from dkrr.fitting.costs.tile_costs import PANEL_COLUMNS, factorisation_seconds, fixed_grid, tile_grid
 from dkrr.linalg.cholesky import tile_steps
 from dkrr.planning.resources import Rates, cold_fraction
 from dkrr.store import TileGrid

@@ -10,7 +10,8 @@ from dkrr.fitting import methods
 from dkrr.fitting.methods.solving import SolvingMethod
 from dkrr.fitting.results import Solution
 from dkrr.planning.reasons import Reason
-from dkrr.planning.strategy import Strategy, Tiling
+from dkrr.planning.strategy import Strategy
+from dkrr.planning.tile_sizes import Tiling
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dkrr.linalg.products import Precision
-from dkrr.planning.strategy import Tiling
+from dkrr.planning.tile_sizes import Tiling
 
 
 @dataclass(frozen=True)

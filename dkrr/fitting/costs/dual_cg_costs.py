@@ -15,6 +15,7 @@ from dkrr.cost import Work
 from dkrr.fitting.costs.details import Iterative, TileProducts
 from dkrr.fitting.costs.dual_costs import MAX_TILE, newton_steps
 from dkrr.fitting.costs.gram_costs import GramCosts
+from dkrr.fitting.costs.iteration_estimates import dual_iterations
 from dkrr.linalg.conjugate_gradient import (
     MIXED_ITERATION_FACTOR,
     ROUND_TRIPS_PER_ITERATION,
@@ -23,7 +24,6 @@ from dkrr.linalg.conjugate_gradient import (
 from dkrr.linalg.fold_preconditioner import capacitance_work
 from dkrr.linalg.pivoted_cholesky import (
     FACTOR_BYTES,
-    SPREAD,
     factor_rows_bytes,
     partial_apply_work,
     partial_factor_work,
@@ -35,13 +35,11 @@ from dkrr.linalg.products import (
     calls_work,
 )
 from dkrr.linalg.sources import KERNEL_BLOCK
-from dkrr.planning.facts import TYPICAL
 from dkrr.planning.problem import Problem, Systems
 from dkrr.planning.resources import RESIDENT_ROWS_FRACTION, ROUND_TRIP_BYTES, Resources
 from dkrr.planning.strategy import Method, Strategy
 from dkrr.planning.work import Step
 
-MAX_ITERATIONS_PLANNED = 1_000_000
 PRICED_RANKS = (250, 500, 750, 1000, 1500, 2000, 3000, 4000, 6000, 8000)
 """Ranks that a plan compares."""
 SMALL_RANKS = (100, 50, 25, 10)
@@ -51,8 +49,6 @@ WORKSPACE_FRACTION = 1 / 16
 """Largest fraction of the memory of a process for the kernel's temporaries of one tile."""
 KEPT_FRACTIONS = (0.0, 0.5, 1.0)
 """Fractions of the memory left for tiles that a plan compares; the rest is for the preconditioner's factor."""
-RELIED_FRACTION = 0.01
-"""Fraction of the smallest eigenvalue that a sample suggests, on which the number of iterations relies."""
 PRECISIONS: dict[str, tuple[Precision, ...]] = {
     "auto": ("float64", "float32"),
     "mixed": ("float32",),
@@ -85,25 +81,6 @@ def cg_tile(p: Problem, place_limit: int, slots: int) -> int:
     while tile > MIN_TILE and temporaries(tile) - fixed > most:
         tile = max(MIN_TILE, ceil(tile / 2))
     return tile
-
-
-def iterations_expected(eigenvalue: float, shift: float, tol: float) -> int:
-    """Iterations for a system whose preconditioner leaves eigenvalues up to this one.
-
-    Chebyshev's bound log(2 / tol) / log((√κ + 1) / (√κ − 1)) for κ = 1 + λ / shift, times SPREAD. Where a factor leaves
-    little, κ is close to 1 and a few iterations suffice (measured: 2 to 5).
-    """
-    root = sqrt(1.0 + max(eigenvalue, 0.0) / max(shift, 1e-14))
-    if root <= 1.0:
-        return 2
-    found = SPREAD * log(2.0 / tol) / (log(root + 1.0) - log(root - 1.0))
-    return int(min(ceil(found) + 1, MAX_ITERATIONS_PLANNED))
-
-
-def dual_iterations(p: Problem, rank: int, shift: float) -> int:
-    """Iterations for a system of K with a preconditioner of this rank."""
-    smallest = 0.0 if p.facts.spectrum == TYPICAL else RELIED_FRACTION * p.n * p.facts.spectrum.eigenvalue(p.n)
-    return iterations_expected(p.n * p.facts.spectrum.eigenvalue(rank), shift + smallest, p.systems.tol)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
 from dkrr.fitting.costs.details import Direct, Float32Factor
 from dkrr.fitting.costs.gram_costs import GramCosts
-from dkrr.fitting.costs.tiles import Cut, Itemsize, cuts
+from dkrr.fitting.costs.tile_costs import Cut, Itemsize, cuts
 from dkrr.linalg.cholesky import cholesky_task_bytes
 from dkrr.linalg.float32_tiles import MAX_ROUNDING_RATIO, refining_iterations, rounding_ratio
 from dkrr.linalg.in_memory_cholesky import (
@@ -37,7 +37,8 @@ from dkrr.planning.resources import (
     Resources,
     Workplace,
 )
-from dkrr.planning.strategy import Method, Strategy, Tiling
+from dkrr.planning.strategy import Method, Strategy
+from dkrr.planning.tile_sizes import Tiling
 from dkrr.planning.work import COMPARED, Recipe, Step
 from dkrr.store import TileGrid
 

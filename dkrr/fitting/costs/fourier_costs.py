@@ -14,9 +14,9 @@ import numpy as np
 
 from dkrr.cost import Work
 from dkrr.fitting.costs.details import FourierSolve
-from dkrr.fitting.costs.dual_cg_costs import iterations_expected
 from dkrr.fitting.costs.dual_costs import step_seconds
 from dkrr.fitting.costs.gram_costs import GramCosts
+from dkrr.fitting.costs.iteration_estimates import iterations_expected
 from dkrr.kernels.fourier_grid import MAX_TRANSFORMED_ROWS, FourierGrid, Grid
 from dkrr.kernels.nonuniform import transform_bytes
 from dkrr.linalg.in_memory_cholesky import FACTORED_SIDE, factor_work, solving_work

@@ -8,10 +8,10 @@ from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
 from dkrr.errors import PlanError
 from dkrr.fitting.costs.details import Direct, Iterative, RowPasses
-from dkrr.fitting.costs.dual_cg_costs import iterations_expected
 from dkrr.fitting.costs.dual_costs import step_seconds
 from dkrr.fitting.costs.gram_costs import GramCosts
-from dkrr.fitting.costs.tiles import Cut, cuts
+from dkrr.fitting.costs.iteration_estimates import primal_iterations
+from dkrr.fitting.costs.tile_costs import Cut, cuts
 from dkrr.linalg.cholesky import cholesky_task_bytes, factor_bytes
 from dkrr.linalg.in_memory_cholesky import copy_work, factor_work, memory_bytes, memory_grid, solving_work
 from dkrr.linalg.likelihood import SECONDS_PER_SCORE
@@ -19,9 +19,10 @@ from dkrr.linalg.newton import VECTORS_HELD
 from dkrr.linalg.normal import TARGET_COPIES, normal_work, parts_for_folds, row_block, stream_work
 from dkrr.linalg.primal_objective import MAX_MATRIX_SIDE
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
-from dkrr.planning.problem import TYPICAL_CONDITION, Loss, Problem
+from dkrr.planning.problem import Loss, Problem
 from dkrr.planning.resources import Resources
-from dkrr.planning.strategy import Method, Strategy, Tiling
+from dkrr.planning.strategy import Method, Strategy
+from dkrr.planning.tile_sizes import Tiling
 from dkrr.planning.work import Recipe, Step, written
 from dkrr.store import TileGrid
 
@@ -51,14 +52,6 @@ HELD: Mapping[Loss, Held] = {
     "squared": Held(3, 1, TARGET_COPIES, 6, 0, 12),
     "logistic": Held(4, 2, 12, 2, 4, VECTORS_HELD),
 }
-
-
-def iterations_of(p: Problem) -> int:
-    """Iterations for a system, with the diagonal of ΦᵀWΦ as preconditioner."""
-    shift = p.systems.shift
-    largest = TYPICAL_CONDITION * (shift if shift > 0 else 1.0)
-    found = iterations_expected(min(largest, p.n * p.facts.spectrum.largest), shift, p.systems.tol)
-    return min(found, (p.dimension or 1) + 1)
 
 
 # Formed and factored
@@ -224,7 +217,7 @@ def streamed_primal(p: Problem, r: Resources, method: Method) -> Iterator[Strate
 
 
 def _streamed(site: GramCosts, method: Method) -> Strategy:
-    p, iterations = site.problem, max(1, iterations_of(site.problem))
+    p, iterations = site.problem, max(1, primal_iterations(site.problem))
     m, dimension = p.n_targets * (len(p.alphas) if p.loss == "squared" else 1), _dimension(p)
     block, entries = _rows_at_once(p, 1 if p.streams_sparse else dimension), _entries(p)
     features = p.bytes_of_block(block) if p.streams_sparse else 8 * dimension * block

@@ -9,7 +9,7 @@ import numpy as np
 from dkrr.fitting.context import Context
 from dkrr.fitting.costs.dual_costs import against_float32, factored_in_memory, factored_in_tiles, kept_or_again
 from dkrr.fitting.costs.gram_costs import GramCosts
-from dkrr.fitting.costs.tiles import Itemsize
+from dkrr.fitting.costs.tile_costs import Itemsize
 from dkrr.fitting.data import LabelledData, TrainingData
 from dkrr.fitting.dual_ridge import DirectDual, FactoredDual
 from dkrr.fitting.gram import FactoredGram, Float32Gram

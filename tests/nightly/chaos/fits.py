@@ -104,7 +104,7 @@ def configured(place: str) -> Iterator[None]:
             stack.enter_context(mock.patch.object(planner, "_cheapest", on_workers))
         if place == "own workers":
             settings |= {"dkrr.local.workers": 2, "dkrr.rates.cluster-start-seconds": 0.0}
-            stack.enter_context(mock.patch("dkrr.fitting.costs.tiles.THREAD_EFFICIENCY", 0.0))
+            stack.enter_context(mock.patch("dkrr.fitting.costs.tile_costs.THREAD_EFFICIENCY", 0.0))
         stack.enter_context(dask.config.set(settings))
         yield
 

@@ -17,7 +17,7 @@ from dkrr.linalg.cholesky import cholesky_work, factor_bytes
 from dkrr.linalg.substitution import apply_work, substitution_places, substitution_work
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Rates, Resources, cold_fraction
-from dkrr.planning.strategy import MAX_TILES_PER_SIDE, TILE_SIZES, Tiling
+from dkrr.planning.tile_sizes import MAX_TILES_PER_SIDE, TILE_SIZES, Tiling
 from dkrr.planning.work import Step
 from dkrr.store import TileGrid
 
