@@ -124,7 +124,7 @@ def with_time_before(
     passed = {one.name: one.seconds for one in stages}
     for one in result.stages:
         passed[one.name] = passed.get(one.name, 0.0) + one.seconds
-    stages = tuple(Stage(name, time) for name, time in passed.items())
+    stages = tuple(map(Stage, passed.keys(), passed.values()))
     return replace(first, result=replace(result, stages=stages, seconds=result.seconds + seconds, peak_bytes=most))
 
 

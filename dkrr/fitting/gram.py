@@ -187,32 +187,35 @@ class FactoredGram(GramMatrix):
         self, data: FitData, strategy: Direct | Float32Factor, context: Context, scale: Array | None = None
     ) -> None:
         super().__init__(data, context, strategy.tiling, scale, keeps_rows=strategy.keeps_rows)
-        self._strategy = strategy
+        self._keeps_matrix = strategy.keeps_matrix
+        self._products_tile: int | None = None
+        """Rows of the tiles that products form; None: those of the factor."""
 
     @cached_property
     def systems(self) -> DirectSystems:
         """The matrix as a direct solver takes it."""
-        context, strategy = self._context, self._strategy
-        if context.in_memory and isinstance(strategy, Direct) and strategy.tiling.tile >= self.n:
+        context = self._context
+        if context.in_memory and self._tiling.tile >= self.n:
             return SquareMatrix.of_kernel(self._kernel, self._rows, self._scale, context.progress)
-        grid, source = self._grid, self._scaled_tiles()
+        return self._in_tiles()
+
+    def _in_tiles(self) -> TileSystems:
+        context, grid, source = self._context, self._grid, self._scaled_tiles()
         if not context.in_memory:
-            return TiledSystems(source, grid, strategy.tiling.columns_per_task, self.scaled_diagonal, context)
-        if not strategy.keeps_matrix:
+            return TiledSystems(source, grid, self._tiling.columns_per_task, self.scaled_diagonal, context)
+        if not self._keeps_matrix:
             return MemorySystems(source, grid, self.scaled_diagonal, context)
         with context.progress.stage("Gram matrix", 1.0), tile_threads(grid, context.threads) as executor:
             kept = InMemoryMatrix.of_source(source, grid, executor, context.progress)
             return MemorySystems(kept, grid, kept.diagonal, context)
 
     def operator(self) -> Operator:
-        systems, strategy = self.systems, self._strategy
+        systems = self.systems
         if isinstance(systems, SquareMatrix):
             return systems
         if isinstance(systems, MemorySystems) and isinstance(systems.source, InMemoryMatrix):
             return systems.source
-        return self._operator(
-            self._tiles(), tile=strategy.products_tile if isinstance(strategy, Float32Factor) else None
-        )
+        return self._operator(self._tiles(), tile=self._products_tile)
 
     def factors(
         self,
@@ -339,6 +342,15 @@ class Float32Gram(FactoredGram):
     In a store, factors of a family that float32 does not hold are in float64. In memory one may have no place.
     """
 
+    def __init__(self, data: FitData, strategy: Float32Factor, context: Context, scale: Array | None = None) -> None:
+        super().__init__(data, strategy, context, scale)
+        self._products_tile, self._tol = strategy.products_tile, strategy.tol
+
+    @cached_property
+    def systems(self) -> TileSystems:
+        """The matrix in tiles, however small it is."""
+        return self._in_tiles()
+
     def factor(self, group: str, shift: Array, family: str, detail: str = "") -> Factor:
         """Factor the matrix + diag(s).
 
@@ -372,7 +384,6 @@ class Float32Gram(FactoredGram):
 
     def _in_float32(self, group: str, shift: Array, detail: str) -> Factor:
         systems = self.systems
-        assert isinstance(systems, TileSystems)
         source, scaled_shift, scale = self._rounded(group, shift, systems.source)
         detail = f"{detail}, float32" if detail else "float32"
         factor = systems.rounded_factor(group, scaled_shift, source, detail)
@@ -403,8 +414,7 @@ class Float32Gram(FactoredGram):
 
     def _refusal(self, shift: Array) -> str:
         """Reason against a factor in float32 that nobody requested, known before the work; empty without one."""
-        assert isinstance(self._strategy, Float32Factor)
-        if self._strategy.tol is not None:
+        if self._tol is not None:
             return ""
         ratio = rounding_ratio(self.n, least_relative_shift(self.scaled_diagonal, shift))
         return "" if ratio <= MAX_ROUNDING_RATIO else TOO_SMALL.format(ratio=ratio)

@@ -405,8 +405,8 @@ def note_given_up(store: str, layout: dict[str, Any], text: str, *, keeps_checkp
     with owned(run.url):
         pivots = run.note(PIVOTS)
         dropped = () if keeps_checkpoint else (CHECKPOINT,)
-        run.change_layout({**layout, "given_up": text})
-        run.set_notes(dict.fromkeys((PIVOTS, FACTOR, STAGE, *dropped)))
+        # At once: a run that is killed in between would resume one form from a checkpoint of the other.
+        run.change_layout({**layout, "given_up": text}, dict.fromkeys((PIVOTS, FACTOR, STAGE, *dropped)))
         for name in (pivots, FACTOR, *(f"{one}-{turn}" for one in dropped for turn in range(2))):
             if name is not None:
                 run.delete(name)

@@ -99,8 +99,9 @@ class SquareMatrix(DirectSystems, Operator):
             else:
                 fill_gram(kernel, block, block, square, lower=True)
             if scale is not None:
-                square *= scale[:, None]
-                square *= scale
+                with np.errstate(over="ignore", invalid="ignore"):  # entries above the diagonal may be anything
+                    square *= scale[:, None]
+                    square *= scale
             if scale is not None or n > KERNEL_BLOCK or rows.is_sparse or kernel.is_precomputed:
                 mirror_lower(square)  # else the kernel wrote all of it at once
         return cls(square, progress)

@@ -247,9 +247,9 @@ class RunStore:
                 f"KernelRidgeCV(store=...), which has one for each kernel"
             )
 
-    def change_layout(self, layout: dict[str, Any]) -> None:
-        """Remember another layout for the runs that resume this one."""
-        self._update(layout=layout)
+    def change_layout(self, layout: dict[str, Any], notes: dict[str, Any]) -> None:
+        """Remember another layout for the runs that resume this one, and note several values, in one write."""
+        self._update(layout=layout, notes={**self._described()["notes"], **notes})
 
     def _described(self) -> dict[str, Any]:
         found = self.description()

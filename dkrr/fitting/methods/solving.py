@@ -29,8 +29,6 @@ class SolvingMethod(Method):
 
     keeps_tiles: ClassVar[bool] = True
     """Its matrix is in tiles on disk where it is not in memory."""
-    newton_by: ClassVar[str] = "Cholesky"
-    """What solves the systems of Newton's method, in words."""
 
     def summary(self, c: Strategy) -> str:
         tiles = f", tiles of {c.tile:,}" if not c.place.is_memory else ""
