@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.blas import root_mean_squares
 from dkrr.checks import is_object
 from dkrr.errors import InputError
 from dkrr.estimators.kernel_estimator import KernelEstimator
@@ -24,7 +25,6 @@ from dkrr.kernels.kernel_features import parts_of
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.kernels.nystroem import Nystroem
 from dkrr.kernels.user_maps import CallableMap
-from dkrr.linalg.products import root_mean_squares
 from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.store.description import FORMAT_VERSION, FOUND, parts_in
 from dkrr.text import one_line

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.blas import SAFE_SIZES
 from dkrr.checks import (
     BOOL_TYPES,
     checked_count,
@@ -32,7 +33,6 @@ from dkrr.kernels.map_base import FeatureMap
 from dkrr.kernels.names import kernel_of
 from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
 from dkrr.linalg.newton import Point
-from dkrr.linalg.products import SAFE_SIZES
 from dkrr.linalg.result import Status
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
 from dkrr.planning import Plan

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.blas import column_norms
 from dkrr.data import MemoryRows, Rows
 from dkrr.errors import NotFiniteError, StoreError
 from dkrr.fitting.context import Context
@@ -29,7 +30,6 @@ from dkrr.kernels.fourier_grid import map_of_predictions
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.iteration_state import CGOutcome
 from dkrr.linalg.newton import Point
-from dkrr.linalg.products import column_norms
 from dkrr.linalg.result import CAUTION_ABOVE, DUAL_SYSTEM, SolveResult, caution, direct_status
 from dkrr.planning import Plan
 from dkrr.planning.problem import Form

@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dkrr import blas
+from dkrr.blas import column_sizes
 from dkrr.cluster import Executor, RunRecord, SerialExecutor, Task
 from dkrr.cost import Work
 from dkrr.data import MemoryRows, Rows
@@ -53,7 +54,7 @@ from dkrr.linalg.factor_rows import (
     square_rows,
     write_columns,
 )
-from dkrr.linalg.products import Precision, column_sizes
+from dkrr.linalg.products import Precision
 from dkrr.linalg.sources import clear_upper
 from dkrr.linalg.square import gram_workspace_bytes
 from dkrr.store import ChunkedArray
