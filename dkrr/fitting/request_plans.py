@@ -7,9 +7,9 @@ from typing import Generic, Protocol, TypeVar
 
 from dkrr.data import Rows
 from dkrr.errors import DkrrError, InputError, MemoryLimitError, PlanError, WrongStoreError
+from dkrr.fitting import methods
 from dkrr.fitting.costs.centre_costs import drawing_of
 from dkrr.fitting.grids import GridInBox, box_of, error_for, grid_in_box, may_have_grid
-from dkrr.fitting.methods import METHODS
 from dkrr.fitting.requests import FitRequest
 from dkrr.kernels.fourier_grid import grid_columns
 from dkrr.kernels.kernel_features import is_drawn, refuse_more_components_than_rows
@@ -57,8 +57,8 @@ def make_plan(problem: Problem, resources: Resources, features: FeatureMap | Non
     """
     if features is None:
         drawing = None if problem.kernel.is_plain else drawing_of(problem, resources)
-        return choose(METHODS, problem, resources, drawing)
-    plan = choose(METHODS, problem.with_features(features), resources)
+        return choose(methods.METHODS, problem, resources, drawing)
+    plan = choose(methods.METHODS, problem.with_features(features), resources)
     return replace(plan, problem=replace(plan.problem, feature_map=problem.feature_map))
 
 
