@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any, ClassVar, Literal, Self, overload
 
 import numpy as np
@@ -68,6 +69,8 @@ from dkrr.typing import (
 )
 
 Array = NDArray[np.float64]
+
+_making = Lock()
 
 
 class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
@@ -500,9 +503,10 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
 
     def _made_posteriors(self) -> Posteriors | None:
         """Posteriors of the last fit, made if they were not asked for before; None where they are not known."""
-        if isinstance(self._known_posteriors, partial):
-            self._known_posteriors = self._known_posteriors()
-        return self._known_posteriors
+        with _making:  # so that threads have the same ones, whose factor is made once
+            if isinstance(self._known_posteriors, partial):
+                self._known_posteriors = self._known_posteriors()
+            return self._known_posteriors
 
     def _posteriors(self) -> Posteriors:
         """Posteriors of the last fit, with the limit of memory and the display that the estimator has now."""

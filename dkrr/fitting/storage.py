@@ -66,7 +66,7 @@ class Storage(ABC):
         """
 
 
-@dataclass
+@dataclass(eq=False)
 class MemoryStorage(Storage):
     """Storage in this process's memory."""
 

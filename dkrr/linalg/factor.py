@@ -167,7 +167,7 @@ class ScaledFactor(Factor):
 
     @property
     def matrix(self) -> Matrix:  # type: ignore[override]
-        """Factor of the scaled matrix."""
+        """L, of the scaled matrix."""
         return self.factor.matrix
 
     def solve(self, right_sides: Array) -> Array:
