@@ -187,11 +187,6 @@ class Plan(Explained):
         is_small = d <= self.problem.n and 3 * 8 * d**2 <= self.resources.local_limit_bytes // 2
         return self.form == "primal" and ((self.chosen.is_direct and self.chosen.solver == "cholesky") or is_small)
 
-    @property
-    def uses_threads(self) -> bool:
-        """In the calling process tasks run in threads with one BLAS thread each, not one after the other."""
-        return self.chosen.uses_threads
-
     def with_factorisation(self, why: Reason) -> Self | None:
         """Plan of the factorisation that takes over from iterations, and why; None where nothing takes over.
 

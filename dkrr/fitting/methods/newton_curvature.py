@@ -27,13 +27,16 @@ class NewtonCurvature(SolvingMethod):
     form = "primal"
     solver = "cholesky"
     losses = ("logistic",)
-    streams = True
 
     def candidates(self, p: Problem, r: Resources) -> Iterator[Strategy]:
         return curvature_in_memory(p, r, self)
 
     def uses_threads(self, place: Workplace) -> bool:  # noqa: ARG002
         return True
+
+    def more_facts(self, c: Strategy, p: Problem) -> list[tuple[str, str]]:  # noqa: ARG002
+        """None: the curvature is in memory as a whole."""
+        return []
 
     def why(self, c: Strategy, p: Problem, candidates: Sequence[Strategy]) -> list[Reason]:  # noqa: ARG002
         return why_streamed(c, p)

@@ -58,7 +58,7 @@ class SolvingMethod(Method):
 
     def more_facts(self, c: Strategy, p: Problem) -> list[tuple[str, str]]:
         """Lines about how the matrix is stored."""
-        return [] if c.place.is_memory or not self.keeps_tiles or self.streams else [("tiles", _tiles(c, p))]
+        return [] if c.place.is_memory or not self.keeps_tiles else [("tiles", _tiles(c, p))]
 
     def _where(self, c: Strategy) -> str:
         if c.execution == "dask":
