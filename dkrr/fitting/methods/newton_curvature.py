@@ -5,19 +5,13 @@ from collections.abc import Iterator, Sequence
 from dkrr.fitting.context import Context
 from dkrr.fitting.costs.primal_costs import curvature_in_memory
 from dkrr.fitting.data import LabelledData
-from dkrr.fitting.methods.solving import SolvingMethod, why_tiles
+from dkrr.fitting.methods.solving import SolvingMethod, why_streamed
 from dkrr.fitting.objectives import FormObjective, primal_objective
 from dkrr.planning import Plan
 from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import Resources, Workplace
 from dkrr.planning.strategy import Strategy
-
-
-def why_streamed(c: Strategy, p: Problem) -> list[Reason]:
-    """Reasons of Newton's method with streamed rows."""
-    text = "the curvature is a matrix in the calling process; the rows are streamed, a pass for each step"
-    return [Reason("rows-streamed", text), *([] if c.place.is_memory else why_tiles(p))]
 
 
 class NewtonCurvature(SolvingMethod):

@@ -152,6 +152,12 @@ def why_tiles(p: Problem) -> list[Reason]:
     return [Reason("tile-is-fastest", text)]
 
 
+def why_streamed(c: Strategy, p: Problem) -> list[Reason]:
+    """Reasons of Newton's method with streamed rows."""
+    text = "the curvature is a matrix in the calling process; the rows are streamed, a pass for each step"
+    return [Reason("rows-streamed", text), *([] if c.place.is_memory else why_tiles(p))]
+
+
 def _bytes_of_rows(p: Problem) -> int:
     """Size of the training rows."""
     if p.is_sparse or p.x_bytes is None:
