@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 from dkrr.fitting.costs.details import Float32Factor, Iterative, RowPasses, TileProducts
-from dkrr.fitting.methods import make_plan
+from dkrr.fitting.request_plans import make_plan
 from dkrr.linalg.result import SolveResult
 from dkrr.planning import Plan, Strategy
 from dkrr.planning.problem import Problem

@@ -35,7 +35,7 @@ from benchmarks.machine import LoadMeter, describe_machine
 from benchmarks.peers import SEED, Floats
 from dkrr.checks import parse_bytes
 from dkrr.cluster import process
-from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
+from dkrr.cluster.process import peak_resident_bytes, reset_peak
 from dkrr.fitting import run
 from dkrr.kernels import Matern
 from dkrr.linalg import TASK_MODULES

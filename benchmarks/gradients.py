@@ -25,7 +25,7 @@ from rich.table import Table
 import dkrr
 from benchmarks.iterative import data
 from benchmarks.machine import LoadMeter, stamped
-from dkrr.cluster.tasks import peak_resident_bytes
+from dkrr.cluster.process import peak_resident_bytes
 from dkrr.errors import ConvergenceWarning
 from dkrr.text import format_seconds
 

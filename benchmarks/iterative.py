@@ -22,7 +22,7 @@ from benchmarks.machine import LoadMeter, count_cores, stamped
 from benchmarks.peers import Floats
 from dkrr import blas
 from dkrr.cluster import ThreadExecutor
-from dkrr.cluster.tasks import peak_resident_bytes
+from dkrr.cluster.process import peak_resident_bytes
 from dkrr.data import MemoryRows
 from dkrr.features import Nystroem
 from dkrr.fitting.costs.dual_cg_costs import cg_tile

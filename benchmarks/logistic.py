@@ -41,7 +41,7 @@ from benchmarks.machine import LoadMeter, describe_machine
 from benchmarks.peers import run_command
 from benchmarks.solve import write_line
 from dkrr.checks import parse_bytes
-from dkrr.cluster.tasks import peak_resident_bytes
+from dkrr.cluster.process import peak_resident_bytes
 from dkrr.config import setting
 from dkrr.linalg import TASK_MODULES
 from dkrr.linalg.result import NewtonStep

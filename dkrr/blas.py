@@ -12,6 +12,7 @@ a dtype.
 """
 
 import ctypes
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -509,3 +510,40 @@ def pivoted_cholesky_in_place(a: Array) -> tuple[NDArray[np.intp], int]:
         n, a, _leading(a), pivots, rank, _SCALAR[a.dtype.char](-1.0), work, info,
     )  # fmt: skip
     return pivots[0].astype(np.intp) - 1, int(rank.value)
+
+
+# Norms, as NRM2 has them: also where squares leave the range of float64
+
+SAFE_SIZES = (1e-120, 1e120)
+"""Bounds of numbers whose squares, and sums of these, neither overflow nor underflow."""
+SAFE_SQUARES = (1e-240, 1e240)
+"""Squares of those bounds."""
+
+
+def column_sizes(vectors: Array) -> Array:
+    """Powers of two about as large as the columns, of shape (m,): to divide by one changes no digit."""
+    mantissa, exponent = np.frexp(np.maximum(vectors.max(axis=0), -vectors.min(axis=0)))
+    # The smallest power of two at or above, among those that are not denormal.
+    return np.ldexp(1.0, np.clip(exponent - (mantissa == 0.5), -1022, 1023))  # type: ignore[no-any-return]
+
+
+def root_mean_squares(vectors: Array) -> Array:
+    """Root mean squares of columns, of shape (m,), also where squares overflow or underflow."""
+    return column_norms(vectors) / math.sqrt(len(vectors))
+
+
+def column_norms(vectors: Array) -> Array:
+    """Euclidean norms of columns, of shape (m,), also where squares overflow or underflow."""
+    with np.errstate(over="ignore", under="ignore"):
+        if vectors.shape[1] == 1:  # most often; half the time for small fits
+            square = float(vectors[:, 0] @ vectors[:, 0])
+            if SAFE_SQUARES[0] < square < SAFE_SQUARES[1]:
+                return np.array([math.sqrt(square)])
+        else:
+            squares: Array = np.einsum("ij,ij->j", vectors, vectors)
+            if ((squares > SAFE_SQUARES[0]) & (squares < SAFE_SQUARES[1])).all():
+                return np.sqrt(squares)
+    sizes = column_sizes(vectors)
+    scaled = vectors / sizes
+    with np.errstate(over="ignore"):
+        return np.sqrt(np.einsum("ij,ij->j", scaled, scaled)) * sizes  # type: ignore[no-any-return]

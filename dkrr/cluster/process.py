@@ -260,6 +260,34 @@ def resident_bytes() -> int:
         return int(psutil.Process().memory_info().rss)
 
 
+def peak_resident_bytes(status: str = "/proc/self/status") -> int:
+    """Highest resident memory of this process since it started or since `reset_peak`.
+
+    Parameters
+    ----------
+    status : str
+        File of the system that holds it (Linux); macOS is asked for the peak since the start.
+    """
+    try:
+        found = re.search(rb"^VmHWM:\s*(\d+)", read_system_file(status), re.MULTILINE)
+    except OSError:
+        found = None
+    if found is not None:
+        return int(found[1]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak) if sys.platform == "darwin" else int(peak) * 1024  # macOS counts in bytes, others in KiB
+
+
+def reset_peak() -> None:
+    """Restart the peak from what is resident now (Linux; elsewhere it stays that of the whole process)."""
+    with suppress(OSError):
+        descriptor = os.open("/proc/self/clear_refs", os.O_WRONLY)
+        try:
+            os.write(descriptor, b"5")
+        finally:
+            os.close(descriptor)
+
+
 def process_limit_bytes() -> int | None:
     """Most resident memory of one process under RLIMIT_AS and RLIMIT_DATA (``ulimit -v``, ``-d``); None: no limit.
 

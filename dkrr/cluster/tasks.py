@@ -5,14 +5,11 @@ These run one task after another (small runs, and the oracle in tests), or in th
 
 import heapq
 import os
-import re
-import resource
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
@@ -20,22 +17,22 @@ from typing import Any, Protocol, Self
 
 from dkrr import blas
 from dkrr.cluster import resident
-from dkrr.cluster.process import read_system_file
+from dkrr.cluster.process import peak_resident_bytes
 from dkrr.cluster.progress import Progress
 
 FAN_IN = 4
 """Values that one task of a tree of sums adds."""
 
 
+@dataclass(eq=False)
 class Meter:
     """Time by kind of work, and bytes moved; passed to every task function."""
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self.bytes_read = 0
-        self.bytes_written = 0
-        self._inside: list[float] = []
-        """Seconds of the blocks within each block that is open."""
+    seconds: dict[str, float] = field(default_factory=partial(defaultdict, float))
+    bytes_read: int = 0
+    bytes_written: int = 0
+    _inside: list[float] = field(default_factory=list)
+    """Seconds of the blocks within each block that is open."""
 
     @contextmanager
     def time(self, kind: str) -> Iterator[None]:
@@ -203,34 +200,6 @@ def execute_on_worker(task: Task, shared: Any = NO_SHARED_ARGUMENT) -> TaskRecor
     """
     with blas.one_thread():
         return replace(execute(task, shared), peak_bytes=peak_resident_bytes())
-
-
-def peak_resident_bytes(status: str = "/proc/self/status") -> int:
-    """Highest resident memory of this process since it started or since `reset_peak`.
-
-    Parameters
-    ----------
-    status : str
-        File of the system that holds it (Linux); macOS is asked for the peak since the start.
-    """
-    try:
-        found = re.search(rb"^VmHWM:\s*(\d+)", read_system_file(status), re.MULTILINE)
-    except OSError:
-        found = None
-    if found is not None:
-        return int(found[1]) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(peak) if sys.platform == "darwin" else int(peak) * 1024  # macOS counts in bytes, others in KiB
-
-
-def reset_peak() -> None:
-    """Restart the peak from what is resident now (Linux; elsewhere it stays that of the whole process)."""
-    with suppress(OSError):
-        descriptor = os.open("/proc/self/clear_refs", os.O_WRONLY)
-        try:
-            os.write(descriptor, b"5")
-        finally:
-            os.close(descriptor)
 
 
 class ReadyQueue:

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.data.arrays import MemoryRows
 from dkrr.data.rows import ALL, Block, Rows, arrays_of
 from dkrr.errors import InputError
-from dkrr.store.format import checksum
+from dkrr.store.format import crc32c
 
 WATCHED_BLOCK_BYTES, WATCHED_BLOCK_ROWS = 2**18, 2**15
 """Most bytes and rows of a block."""
@@ -133,7 +134,9 @@ def _checksum(before: tuple[float, float], rows: Block, first: int) -> tuple[flo
     found = int(before[0])
     for array in [rows] if isinstance(rows, np.ndarray) else arrays_of(rows):
         is_plain = array.flags.c_contiguous and array.dtype.isnative
-        found = checksum(array if is_plain else np.ascontiguousarray(array, array.dtype.newbyteorder("=")), found)
+        plain = array.view() if is_plain else np.ascontiguousarray(array, array.dtype.newbyteorder("=")).view()
+        plain.flags.writeable = False  # the library takes no others
+        found = crc32c(found, plain)
     return found, 0.0
 
 
@@ -259,6 +262,12 @@ def watched(rows: Rows, name: str = "X", *, is_matrix: bool = False) -> Rows:
     rows.sums = sums_of(rows, name, HELD_BLOCKS, MEMORY_BLOCK_BYTES)
     refuse_changed(rows)
     return rows
+
+
+def watched_data(rows: Rows, targets: NDArray[Any], weights: NDArray[Any] | None) -> list[Rows]:
+    """Rows that are watched already, targets and weights, which are from now on, for `refuse_changed`."""
+    data = [rows, watched(MemoryRows(targets), "y")]
+    return data if weights is None else [*data, watched(MemoryRows(weights), "sample_weight")]
 
 
 def refuse_changed(rows: Rows, n_blocks: int = HELD_BLOCKS) -> None:

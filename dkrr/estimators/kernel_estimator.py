@@ -195,8 +195,8 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         kernel = self._kernel()
         named = {"kernel": self.kernel, "gamma": self.gamma, "degree": self.degree, "coef0": self.coef0}
         warn_of_unused(named, stacklevel=4)  # the caller of fit
-        checked_progress(self.progress)
         settings = self._settings(kernel)
+        checked_progress(self.progress)
         if settings.store is not None:
             refuse_enclosing({"store": self.store}, {"X": X, "y": y, "sample_weight": sample_weight})
         are_plain = is_plain(X) and is_plain(y, min_dimensions=1)  # they are neither tables nor have names

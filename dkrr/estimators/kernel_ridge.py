@@ -18,6 +18,7 @@ from dkrr.checks import checked_alphas, flag, is_real, positive_or_none, shown
 from dkrr.data import MemoryRows, Rows, as_rows, load_array, load_labels, load_targets, table_or_value, with_columns
 from dkrr.data.arrays import FLOAT_DTYPES, is_mapped, is_plain, release_pages
 from dkrr.data.rows import check_finite
+from dkrr.data.watched import watched_data
 from dkrr.errors import InputError
 from dkrr.estimators.kernel_estimator import (
     KernelEstimator,
@@ -79,8 +80,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     rkhs_norm_: float | Array
     n_iter_: int | None
 
-    _known_posteriors: Posteriors | None = None
-    """Posteriors of the last fit, which are made when they are first asked for; None on models that were saved
+    _known_posteriors: Posteriors | partial[Posteriors] | None = None
+    """Posteriors of the last fit, or what makes them when they are first asked for; None on models that were saved
     without what these are made of."""
     _grown: GrownSums | None = None
     """Sums over the rows of all calls of `partial_fit`; None after `fit`."""
@@ -488,13 +489,20 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         Unavailable before the first of these, where the fit or the saved model holds a factor, and
         in primal form, which always has one.
         """
-        plan = None if self._known_posteriors is None else self._known_posteriors.plan
+        known = self._known_posteriors
+        plan = known.plan if isinstance(known, Posteriors) else None
         if plan is None:
             raise AttributeError(
                 "uncertainty_plan_ is not known; expected a call of predict(X, return_std=True) or "
                 "log_marginal_likelihood() before, in dual form"
             )
         return plan
+
+    def _made_posteriors(self) -> Posteriors | None:
+        """Posteriors of the last fit, made if they were not asked for before; None where they are not known."""
+        if isinstance(self._known_posteriors, partial):
+            self._known_posteriors = self._known_posteriors()
+        return self._known_posteriors
 
     def _posteriors(self) -> Posteriors:
         """Posteriors of the last fit, with the limit of memory and the display that the estimator has now."""
@@ -504,12 +512,13 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
                 "the model was grown by partial_fit, which keeps sums and not the rows, and uncertainties need them; "
                 "expected a model of all rows at once: give all rows to fit"
             )
-        if self._known_posteriors is None:
+        known = self._made_posteriors()
+        if known is None:
             raise InputError(
                 "the model was saved without its targets, and errors cannot be computed; expected one saved by "
                 "dkrr.save(model, path, uncertainty=True) (--uncertainty of the command line), or fitted here: call fit"
             )
-        return self._known_posteriors.within(self.memory_limit, self.progress)
+        return known.within(self.memory_limit, self.progress)
 
     def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[np.float64]]:
         if is_plain(X) and is_plain(y, min_dimensions=1) and len(X) == len(y):
@@ -551,7 +560,10 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         """Set the fitted attributes."""
         self._is_vector = is_vector
         self._set_coefficients(model, dual_coef, 0 if is_vector else slice(None))
-        self.intercept_ = float(model.plain_intercept[0]) if is_vector else model.plain_intercept
+        shift, intercept = model.intercept_shift, model.intercept
+        if shift is not None:  # of a kernel with an origin: users have that of the kernel about 0
+            intercept = intercept + shift
+        self.intercept_ = float(intercept[0]) if is_vector else intercept
 
     def _description(self) -> dict[str, Any]:
         return {"vector": self._is_vector}
@@ -577,17 +589,19 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     ) -> None:
         """Set the fitted attributes of a fit; with sums of one that grows, whose rows are not kept."""
         (model,) = fitted.models
-        self._grown, posteriors = sums, model.posteriors
-        if sums is None and posteriors is None:
-            request = replace(request, features=fitted.plan.chosen.features)
-            posteriors = Posteriors(request, model.function.kernel)
-        self._known_posteriors = posteriors
+        self._grown, self._known_posteriors = sums, model.posteriors
         assert model.norms is not None
         self._take(model.function, model.dual_coef, is_vector=is_vector)
         self.rkhs_norm_ = float(model.norms[0]) if is_vector else model.norms
         self.solve_result_ = model.result
         self.n_iter_ = model.result.iterations if fitted.plan.chosen.solver == "cg" else None
         self._finish(fitted, request.rows, X)
+        if sums is None and model.posteriors is None:
+            targets = request.outputs
+            assert isinstance(targets, Targets)
+            request = replace(request, features=fitted.plan.chosen.features)
+            data = watched_data(request.rows, targets.values, request.weights)
+            self._known_posteriors = partial(Posteriors, request, model.function.kernel, data=data)
 
 
 def checked_coverage(coverage: Any, name: str = "coverage") -> float:

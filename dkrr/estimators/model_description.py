@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.blas import root_mean_squares
 from dkrr.checks import is_object
 from dkrr.errors import InputError
 from dkrr.estimators.kernel_estimator import KernelEstimator
@@ -24,7 +25,6 @@ from dkrr.kernels.kernel_features import parts_of
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.kernels.nystroem import Nystroem
 from dkrr.kernels.user_maps import CallableMap
-from dkrr.linalg.products import root_mean_squares
 from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.store.description import FORMAT_VERSION, FOUND, parts_in
 from dkrr.text import one_line
@@ -53,7 +53,8 @@ def summary_of(model: KernelEstimator) -> dict[str, Any]:
 
 def _residuals(model: KernelEstimator) -> list[dict[str, Any]]:
     """Distribution of y − f(x) = λ α / w at the training rows, of the first targets; empty where it is not known."""
-    posteriors, alpha = getattr(model, "_known_posteriors", None), getattr(model, "dual_coef_", None)
+    made, alpha = getattr(model, "_made_posteriors", None), getattr(model, "dual_coef_", None)  # not of classifiers
+    posteriors = None if made is None else made()
     if posteriors is None or alpha is None:
         return []
     try:

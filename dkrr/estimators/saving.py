@@ -271,7 +271,7 @@ def _restore_posteriors(model: KernelRidge, description: dict[str, Any], stored:
     features = map_of_fit(function.feature_map)
     if features is not function.feature_map:
         request = replace(request, features=features)
-    model._known_posteriors = Posteriors(request, function.kernel, saved)
+    model._known_posteriors = posteriors = Posteriors(request, function.kernel, saved)
     if fold_of is not None:
         if not np.array_equal(np.unique(fold_of), np.arange(fold_of.max() + 1)):
             raise ValueError("folds that are not numbered from 0")
@@ -284,7 +284,7 @@ def _restore_posteriors(model: KernelRidge, description: dict[str, Any], stored:
             saved_folds.append(SavedFolds(described["form"], described["doubt"], coef, constants[:, 0], errors))
         if [described["alpha"] for described in found["folds"]] != sorted(set(alphas.tolist())):
             raise ValueError("models without a fold for other λ")
-        model._known_posteriors.keep_folds(model._default_folds(), saved_folds)
+        posteriors.keep_folds(model._default_folds(), saved_folds)
 
 
 def check_model_path(path: str | Path, *, overwrite: bool, name: str = "path") -> None:

@@ -13,10 +13,10 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.metrics import get_scorer
 from sklearn.model_selection import KFold, LeaveOneOut, StratifiedKFold, check_cv
 
+from dkrr.blas import root_mean_squares
 from dkrr.checks import checked_train_sizes, shown, whole
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.names import SEARCHED, SETTING_DEFAULTS, candidate_grid, candidate_settings, taken_by
-from dkrr.linalg.products import root_mean_squares
 from dkrr.selection import Folds, LearningCurve, Score, gain_of, named, negative_squared_error
 from dkrr.text import plural
 

@@ -23,8 +23,7 @@ from dkrr import blas
 from dkrr.cluster import Executor, Meter, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor, make_progress
 from dkrr.cluster.folders import private_folder
 from dkrr.cluster.local_workers import LocalWorkers
-from dkrr.cluster.process import ambient_client, graceful_termination
-from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
+from dkrr.cluster.process import ambient_client, graceful_termination, peak_resident_bytes, reset_peak
 from dkrr.cluster.worker_settings import problems, refuse_a_pause, report
 from dkrr.cost import Stage
 from dkrr.data import MemoryRows, Rows, described_rows, scan, scan_tasks, write_rows
@@ -239,12 +238,9 @@ class Context:
     """Bytes moved outside of tasks: the copy of X, and rows that processes read once and keep."""
     watch: Watch | None = None
     """Watches iterations that a factorisation may replace."""
-    run: str = ""
-    """Name of what processes keep in memory until the end of the run; empty: a new one."""
     _resident: list[Rows] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.run = self.run or f"run-{os.urandom(16).hex()}"
         self.checkpoints: Checkpoints | None = None
         """Checkpoints of an iteration, where the storage is kept."""
         if isinstance(self.storage, StoredArrays):
@@ -263,6 +259,16 @@ class Context:
     def in_memory(self) -> bool:
         """Whether everything is in this process's memory."""
         return not isinstance(self.storage, StoredArrays)
+
+    @cached_property
+    def run(self) -> str:
+        """Name of what processes keep in memory until the end of the run."""
+        return f"run-{os.urandom(16).hex()}"
+
+    def forget(self) -> None:
+        """Release what processes have kept in memory."""
+        if "run" in vars(self):
+            self.executor.forget(self.run)
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
@@ -509,7 +515,7 @@ def open_context(plan: Plan, store: str | None, progress: Progress, max_iter: in
             context = _opened(plan, storage, stack, progress, in_threads=in_threads)
             context.temporary, context.asked = temporary, _asked(plan, max_iter)
             context.layout = chosen.layout() | ({"batch": plan.problem.batch} if plan.problem.batch else {})
-        stack.callback(context.executor.forget, context.run)
+        stack.callback(context.forget)
         yield context
         context.peak_bytes = context.record.peak_bytes if execution == "dask" else peak_resident_bytes()
 

@@ -222,12 +222,15 @@ class LabelledData(FitData):
         }
 
 
-def shared_fields(request: FitRequest, problem: Problem) -> dict[str, Any]:
-    """Fields of FitData; the kernel is the problem's, in which nothing is left open."""
+def shared_fields(request: FitRequest, problem: Problem, features: FeatureMap | None = None) -> dict[str, Any]:
+    """Fields of FitData; the kernel is the problem's, in which nothing is left open.
+
+    With `features` these take the place of the problem's.
+    """
     return {
         "rows": request.rows,
         "weights": request.weights,
         "kernel": problem.kernel,
-        "feature_map": problem.feature_map,
+        "feature_map": features or problem.feature_map,
         "fit_intercept": request.settings.fit_intercept,
     }

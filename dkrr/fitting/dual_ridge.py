@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.blas import column_norms, column_sizes
 from dkrr.data import MemoryRows, Rows
 from dkrr.fitting.context import Context
 from dkrr.fitting.costs.details import Direct, Float32Factor, Iterative
@@ -26,7 +27,7 @@ from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.factor import Factor
 from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.preconditioners import Identity, LazyPreconditioner, LowRank, Preconditioner
-from dkrr.linalg.products import LastProduct, column_norms, column_sizes
+from dkrr.linalg.products import LastProduct
 from dkrr.linalg.refinement import Refinement
 from dkrr.linalg.residual import Check, energies, subtract_intercept_residual, without_intercept
 from dkrr.linalg.result import Status, direct_status, is_doubtful

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dkrr.cluster import Progress
-from dkrr.cluster.tasks import peak_resident_bytes
+from dkrr.cluster.process import peak_resident_bytes
 from dkrr.cost import Stage
 from dkrr.errors import Float32BreakdownError, MemoryLimitError, PlanError
 from dkrr.fitting.context import progress_of

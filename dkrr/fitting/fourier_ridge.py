@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.blas import column_norms
 from dkrr.cluster import Task
 from dkrr.data import MemoryRows, Rows
 from dkrr.fitting.context import Context
@@ -29,7 +30,6 @@ from dkrr.linalg.cross_gram import cross_gram
 from dkrr.linalg.fourier_normal import FourierNormalMatrix, even_modes, totals_of, update_dual_coefficients
 from dkrr.linalg.fourier_solvers import CGSolver, CholeskySolver, NormalSolver
 from dkrr.linalg.fourier_sums import FourierSums, sums_of_segment
-from dkrr.linalg.products import column_norms
 from dkrr.linalg.sources import Vectors
 from dkrr.planning import Plan
 from dkrr.store import TileGrid

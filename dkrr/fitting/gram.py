@@ -11,6 +11,7 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.blas import column_norms
 from dkrr.data import Rows
 from dkrr.data.rows import dense
 from dkrr.errors import Float32BreakdownError, NotPositiveDefiniteError
@@ -33,7 +34,7 @@ from dkrr.linalg.float32_tiles import (
 )
 from dkrr.linalg.in_memory_cholesky import InMemoryMatrix
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
-from dkrr.linalg.products import Operator, Precision, TiledOperator, column_norms
+from dkrr.linalg.products import Operator, Precision, TiledOperator
 from dkrr.linalg.solver_settings import RPCholesky
 from dkrr.linalg.sources import (
     GramTiles,

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.blas import column_norms
 from dkrr.cluster import Progress
 from dkrr.errors import InputError, warn_inaccurate
 from dkrr.fitting.context import Context, open_context, progress_of
@@ -35,7 +36,6 @@ from dkrr.kernels.kernel_features import is_drawn
 from dkrr.kernels.map_base import FeatureMap, MapKernel
 from dkrr.linalg.cholesky import check_diagonal
 from dkrr.linalg.condition import worst
-from dkrr.linalg.products import column_norms
 from dkrr.linalg.residual import relative_by_columns
 from dkrr.linalg.result import INACCURATE_ABOVE, NORMAL_EQUATIONS, in_terms_of_alpha
 from dkrr.linalg.sums import MIN_QUADRATIC, NormalSolution, NormalSystem, ReferredSums, cho_solve

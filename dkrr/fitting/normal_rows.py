@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.blas import column_sizes
 from dkrr.cluster import Task
 from dkrr.data import scan
 from dkrr.fitting.context import Context
@@ -34,7 +35,6 @@ from dkrr.linalg.normal import (
     weighted_sums,
 )
 from dkrr.linalg.passes import Design, Segment
-from dkrr.linalg.products import column_sizes
 from dkrr.linalg.sources import FormedTiles, Vectors, tile_diagonal
 from dkrr.linalg.square import SquareMatrix
 from dkrr.store import ChunkedArray, TileGrid

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.blas import column_sizes
 from dkrr.cluster import Progress
 from dkrr.cluster.process import usable_threads
 from dkrr.data import Rows
@@ -40,7 +41,7 @@ from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.cross_gram import ComputedCrossGram
 from dkrr.linalg.iteration_state import State
 from dkrr.linalg.preconditioners import Fixed, Identity, LowRank
-from dkrr.linalg.products import Operator, column_sizes
+from dkrr.linalg.products import Operator
 from dkrr.linalg.quadrature import LanczosTrace
 from dkrr.linalg.result import Status, in_terms_of_alpha
 from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, BoundedSolution, ResidualBounds, VarianceBounds, variance_bounds

@@ -20,7 +20,8 @@ import numpy as np
 from dkrr.cluster import Progress, SerialExecutor
 from dkrr.cluster.process import resident_bytes
 from dkrr.cost import Work
-from dkrr.data import MemoryRows, Rows, refuse_changed, watched
+from dkrr.data import Rows, refuse_changed
+from dkrr.data.watched import watched_data
 from dkrr.errors import InputError, warn_inaccurate
 from dkrr.fitting.context import Context, progress_of
 from dkrr.fitting.fold_models import FoldModels, SavedFolds, name_of
@@ -75,6 +76,8 @@ class Posteriors:
         Kernel of the fit, with what it drew from the rows and its origins.
     saved : mapping, optional
         By λ, what the fit has left, or a saved model holds, of the posteriors with a factor.
+    data : sequence of Rows, optional
+        X, y and weights as `watched_data` of the request returned them; None: they are watched from now on.
     """
 
     _show_progress: bool | None = None
@@ -85,6 +88,7 @@ class Posteriors:
         request: FitRequest,
         kernel: Kernel,
         saved: Mapping[float, SavedPosterior] | None = None,
+        data: Sequence[Rows] | None = None,
     ) -> None:
         changes: dict[str, Any] = {"uncertainty": False}  # fits here keep nothing
         if request.features is not None:
@@ -107,9 +111,7 @@ class Posteriors:
         """Models without folds in a saved model, by the name of the folds."""
         self.plan: UncertaintyPlan | None = None
         """Plan of the last call that had a choice; runs of conjugate gradient are planned again when they begin."""
-        self._watched = [request.rows, watched(MemoryRows(outputs.values), "y")]
-        if request.weights is not None:
-            self._watched.append(watched(MemoryRows(request.weights), "sample_weight"))
+        self._watched = watched_data(request.rows, outputs.values, request.weights) if data is None else data
 
     @property
     def targets(self) -> Array:

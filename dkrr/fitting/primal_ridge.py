@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.blas import column_norms
 from dkrr.fitting.context import Context
 from dkrr.fitting.costs.details import Direct, Iterative
 from dkrr.fitting.data import TargetSizes, TrainingData
@@ -23,7 +24,6 @@ from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.factor import Factor
 from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.preconditioners import Diagonal, Identity, Preconditioner
-from dkrr.linalg.products import column_norms
 from dkrr.linalg.residual import MIN_INTERCEPT_RESIDUAL, relative_by_columns
 from dkrr.linalg.result import (
     DUAL_SYSTEM,

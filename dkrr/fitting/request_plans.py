@@ -7,11 +7,13 @@ from typing import Generic, Protocol, TypeVar
 
 from dkrr.data import Rows
 from dkrr.errors import DkrrError, InputError, MemoryLimitError, PlanError, WrongStoreError
+from dkrr.fitting import methods
+from dkrr.fitting.costs.centre_costs import drawing_of
 from dkrr.fitting.grids import GridInBox, box_of, error_for, grid_in_box, may_have_grid
-from dkrr.fitting.methods import make_plan
 from dkrr.fitting.requests import FitRequest
 from dkrr.kernels.fourier_grid import grid_columns
 from dkrr.kernels.kernel_features import is_drawn, refuse_more_components_than_rows
+from dkrr.kernels.map_base import FeatureMap
 from dkrr.kernels.nonuniform import is_available
 from dkrr.linalg.preconditioners import MAX_SAMPLE_BYTES, MIN_SAMPLED_ROWS, SAMPLE, estimated_spectrum
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
@@ -22,6 +24,7 @@ from dkrr.machine.measures import with_measured_kernel
 from dkrr.planning import Plan
 from dkrr.planning.facts import TYPICAL, Spectrum
 from dkrr.planning.iterations_first import is_soon_done
+from dkrr.planning.planner import choose
 from dkrr.planning.problem import Because, Problem
 from dkrr.planning.reasons import NO_REASON, Reason
 from dkrr.planning.resources import Resources
@@ -45,6 +48,18 @@ FEATURES_REMEDY = (
     "give a kernel with explicit features (linear, polynomial, or RandomFourier(RBF(), 2000) and Nystroem(RBF(), 2000) "
     "of dkrr.features), or give all rows to fit"
 )
+
+
+def make_plan(problem: Problem, resources: Resources, features: FeatureMap | None = None) -> Plan:
+    """Cheapest strategy of all methods that stays within the limits; see `dkrr.planning.planner.choose`.
+
+    With `features` all candidates have these, in place of the kernel's own.
+    """
+    if features is None:
+        drawing = None if problem.kernel.is_plain else drawing_of(problem, resources)
+        return choose(methods.METHODS, problem, resources, drawing)
+    plan = choose(methods.METHODS, problem.with_features(features), resources)
+    return replace(plan, problem=replace(plan.problem, feature_map=problem.feature_map))
 
 
 class Timed(Protocol):

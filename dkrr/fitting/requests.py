@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.blas import SAFE_SIZES
 from dkrr.checks import (
     BOOL_TYPES,
     checked_count,
@@ -32,7 +33,6 @@ from dkrr.kernels.map_base import FeatureMap
 from dkrr.kernels.names import kernel_of
 from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
 from dkrr.linalg.newton import Point
-from dkrr.linalg.products import SAFE_SIZES
 from dkrr.linalg.result import Status
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
 from dkrr.planning import Plan
@@ -367,14 +367,14 @@ def checked_store(store: Any) -> str | None:
 
 
 CHECKS: Mapping[str, Callable[[Any], Any]] = {
-    "memory_limit": checked_memory_limit,
     "kernel": kernel_of_a_fit,
+    "solver": checked_solver,
+    "store": checked_store,
+    "memory_limit": checked_memory_limit,
     "fit_intercept": partial(flag, name="fit_intercept"),
     "form": checked_form,
     "tile": checked_tile,
-    "solver": checked_solver,
     "tol": checked_tol,
-    "store": checked_store,
     "uncertainty": checked_uncertainty,
     "max_iter": checked_max_iter,
 }

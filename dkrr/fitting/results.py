@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.blas import column_norms
 from dkrr.data import MemoryRows, Rows
 from dkrr.errors import NotFiniteError, StoreError
 from dkrr.fitting.context import Context
@@ -29,7 +30,6 @@ from dkrr.kernels.fourier_grid import map_of_predictions
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.iteration_state import CGOutcome
 from dkrr.linalg.newton import Point
-from dkrr.linalg.products import column_norms
 from dkrr.linalg.result import CAUTION_ABOVE, DUAL_SYSTEM, SolveResult, caution, direct_status
 from dkrr.planning import Plan
 from dkrr.planning.problem import Form
@@ -230,6 +230,7 @@ class FittedModel:
 def result_of(solution: Solution, plan: Plan, context: Context, **facts: Any) -> SolveResult:
     """Report of a solution: how good it is, and what the run took; `facts` are other fields of SolveResult."""
     record, outcome = context.record, solution.outcome
+    read, written, stages = context.bytes_read, context.bytes_written, context.stages
     messages = (*context.notices, *solution.messages)
     reported: dict[str, Any] = {"iterations": solution.iterations, "residual_of": solution.residual_of} | facts
     if solution.residuals is not None:
@@ -247,12 +248,12 @@ def result_of(solution: Solution, plan: Plan, context: Context, **facts: Any) ->
     result = SolveResult(
         residual=solution.residual,
         condition=solution.condition,
-        bytes_read=context.bytes_read,
-        bytes_written=context.bytes_written,
+        bytes_read=read,
+        bytes_written=written,
         peak_bytes=context.peak_bytes,
         seconds_by_kind=record.seconds_by_kind() if record.tasks else {},
-        messages=caution(solution.condition, plan.form, reported["status"]) + messages,
-        stages=context.stages,
+        messages=caution(solution.condition, plan.chosen.form, reported["status"]) + messages,
+        stages=stages,
         record=record,
         **reported,
     )

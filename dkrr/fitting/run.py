@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 from dkrr.cluster import Progress
-from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
+from dkrr.cluster.process import peak_resident_bytes, reset_peak
 from dkrr.errors import InputError, warn_inaccurate
 from dkrr.fitting import logistic
 from dkrr.fitting.context import open_context, progress_of
@@ -124,7 +124,7 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
         # There may be fewer features than requested; what they hold is not part of what the process held before.
         plan = plan_of(request, plan.resources)
     loss = LOSSES[plan.problem.loss]
-    data: FitData = loss.data(request.outputs, shared_fields(request, plan.priced))
+    data: FitData = loss.data(request.outputs, shared_fields(request, plan.problem, plan.chosen.features))
     if plan.chosen.features is not None and (lost := lost_alpha(plan.priced)):  # of a grid that was named
         raise InputError(f"{lost} on a Fourier grid; expected a larger alpha, or the kernel itself")
     if not data.kernel.is_plain:

@@ -20,7 +20,7 @@ from dkrr.fitting.costs.fourier_costs import (
 )
 from dkrr.fitting.costs.iteration_estimates import dual_iterations
 from dkrr.fitting.costs.primal_costs import formed_in_caller
-from dkrr.fitting.methods import make_plan
+from dkrr.fitting.request_plans import make_plan
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.held_out import columns_at_once, folds_flops
 from dkrr.linalg.length_sums import length_sums_bytes

@@ -66,13 +66,12 @@ class Storage(ABC):
         """
 
 
+@dataclass
 class MemoryStorage(Storage):
     """Storage in this process's memory."""
 
     keeps = False
-
-    def __init__(self) -> None:
-        self._notes: dict[str, Any] = {}
+    _notes: dict[str, Any] = field(default_factory=dict)
 
     def vectors(self, group: str, name: str, grid: TileGrid, width: int, data: Any = None) -> NDArray[np.float64]:  # noqa: ARG002
         return np.empty((grid.n, width)) if data is None else np.asarray(data, np.float64).reshape(grid.n, width)

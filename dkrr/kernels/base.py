@@ -44,6 +44,7 @@ from dkrr.kernels.blocks import (
     strip_memory,
     strips,
 )
+from dkrr.text import plural
 
 SEPARATOR = "__"
 
@@ -219,7 +220,11 @@ class Kernel(Parameters):
     """Nominal time of a column of an entry: two operations of a matrix product."""
     is_plain: ClassVar[bool] = False
     """It has no parts, no finite feature map, no linear term and no function of the user: no fit looks for these."""
+    is_precomputed: ClassVar[bool] = False
+    """Whether X is itself the Gram matrix."""
     _has_unit_diagonal: ClassVar[bool] = False
+    _of_columns: ClassVar[str] = ""
+    """Name of the parameter that may have a number for each column; empty: none may."""
     _row_copies: ClassVar[int] = 1
     """Copies of dense rows that one call makes."""
     _strip_buffers: ClassVar[int] = 0
@@ -405,6 +410,12 @@ class Kernel(Parameters):
         """
         if type(n_features) is not int or not 1 <= n_features <= MAX_WHOLE:  # asked often
             n_features = whole(n_features, "n_features", 1)
+        of_columns = getattr(self, self._of_columns, None)
+        if isinstance(of_columns, tuple) and len(of_columns) != n_features:
+            raise InputError(
+                f"{self._of_columns} has {plural(len(of_columns), 'number')}, and the rows have "
+                f"{plural(n_features, 'column')}; expected one number for each column, or a single one for all"
+            )
         if getattr(self, "gamma", 1.0) is None:
             return replace(self, gamma=1.0 / n_features)  # type: ignore[type-var]
         return self
@@ -502,6 +513,8 @@ class Kernel(Parameters):
         """`workspace_bytes` for dense rows."""
         # Two columns more for the squared norms of an augmented row, and two vectors of them.
         rows = 8 * (n_rows + n_columns) * (self._row_copies * (n_features + 2) + 4)
+        if isinstance(getattr(self, self._of_columns, None), tuple):  # rows that are divided by these numbers
+            rows += 8 * (n_rows + n_columns) * n_features
         return rows + self._strip_buffers * 8 * STRIP_ENTRIES + FIXED_WORKSPACE_BYTES
 
     def _made_dense_bytes(self, n_rows: int, n_features: int) -> int:
@@ -534,11 +547,6 @@ class Kernel(Parameters):
     def row_degree(self) -> float | None:
         """Power p with k(c x, z) = cᵖ k(x, z) for every c > 0; None if no p has this property."""
         return None
-
-    @property
-    def is_precomputed(self) -> bool:
-        """Whether X is itself the Gram matrix."""
-        return False
 
     @property
     def encodes(self) -> bool:

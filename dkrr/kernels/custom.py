@@ -341,6 +341,7 @@ class Precomputed(Kernel):
 
     tag: ClassVar[str] = "precomputed"
     names: ClassVar[tuple[str, ...]] = (tag,)
+    is_precomputed: ClassVar[bool] = True
     entry_seconds: ClassVar[float] = 0.0
     column_seconds: ClassVar[float] = 0.0
     _takes_csr: ClassVar[bool] = True
@@ -361,10 +362,6 @@ class Precomputed(Kernel):
             check_symmetric(target, "the precomputed Gram matrix")
             mirror_lower(target)
         return target
-
-    @property
-    def is_precomputed(self) -> bool:
-        return True
 
     def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
         raise AssertionError("a precomputed kernel is never part of another")

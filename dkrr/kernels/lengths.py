@@ -6,7 +6,7 @@ all: the copies have n × d entries, and the block n × m.
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Self, TypeAlias
+from typing import Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,6 @@ import scipy.sparse as sp
 from dkrr.errors import InputError
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import Block, is_sparse
-from dkrr.text import plural
 
 Array: TypeAlias = npt.NDArray[np.float64]
 Scales: TypeAlias = float | Sequence[float]
@@ -24,18 +23,6 @@ Scales: TypeAlias = float | Sequence[float]
 
 class WithLengths(Kernel):
     """A kernel of differences x − z, each divided by the length of its column or by one for all."""
-
-    _of_columns: ClassVar[str]
-    """Name of the parameter that may have a number for each column."""
-
-    def resolved(self, n_features: int) -> Kernel:
-        values = getattr(self, self._of_columns)
-        if isinstance(values, tuple) and len(values) != n_features:
-            raise InputError(
-                f"{self._of_columns} has {plural(len(values), 'number')}, and the rows have "
-                f"{plural(n_features, 'column')}; expected one number for each column, or a single one for all"
-            )
-        return super().resolved(n_features)
 
     @abstractmethod
     def lengths(self, n_features: int) -> Array:
@@ -105,10 +92,6 @@ class WithLengths(Kernel):
     def kept_bytes(self, n_columns: int, n_features: int) -> int:
         divided = 8 * n_columns * n_features if isinstance(getattr(self, self._of_columns), tuple) else 0
         return super().kept_bytes(n_columns, n_features) + divided
-
-    def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
-        divided = 8 * (n_rows + n_columns) * n_features if self.has_length_of_columns else 0
-        return super()._dense_workspace_bytes(n_rows, n_columns, n_features) + divided
 
 
 def reference(scales: Scales, power: float) -> float:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.linalg.products import column_norms
+from dkrr.blas import column_norms
 
 Array = NDArray[np.float64]
 

@@ -7,6 +7,7 @@ from dataclasses import InitVar, dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.blas import SAFE_SIZES, column_norms, column_sizes
 from dkrr.cluster import Progress
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.linalg.conjugate_gradient import Iteration
@@ -20,7 +21,7 @@ from dkrr.linalg.curvature import (
 )
 from dkrr.linalg.likelihood import HessianRoot, WeightedLikelihood
 from dkrr.linalg.newton import Mask, Objective, Point
-from dkrr.linalg.products import SAFE_SIZES, Operator, column_norms, column_sizes
+from dkrr.linalg.products import Operator
 from dkrr.linalg.watching import Watch, unwatched
 
 Array = NDArray[np.float64]

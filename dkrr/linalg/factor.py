@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.blas import column_sizes
 from dkrr.cluster import Executor, Meter, Progress, RunRecord, Task, ThreadExecutor
 from dkrr.cluster.tasks import execute
 from dkrr.linalg.cholesky import Matrix
-from dkrr.linalg.products import column_sizes
 from dkrr.linalg.residual import Check, SystemSolution
 from dkrr.linalg.substitution import Substitution, block_cuts, both_sweeps, substituted
 from dkrr.store import ChunkedArray, RunStore

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.blas import column_sizes
 from dkrr.cluster import RunRecord
 from dkrr.cost import Work
 from dkrr.kernels.blocks import mirror_lower
@@ -39,7 +40,7 @@ from dkrr.linalg.preconditioners import (
     mean_residual_eigenvalue,
     small_cholesky,
 )
-from dkrr.linalg.products import Precision, column_sizes
+from dkrr.linalg.products import Precision
 from dkrr.linalg.training_sets import TrainingSets
 
 Array = NDArray[np.float64]

@@ -13,17 +13,15 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.cluster import Executor, Meter, Progress, RunRecord, Share, Task
-from dkrr.cost import Work
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.cholesky import TiledSystem, TileStep, cholesky_tasks, factor_tile, n_updates
 from dkrr.linalg.products import Operator, Precision
 from dkrr.linalg.sources import TileSource, cut_tile
+from dkrr.linalg.square import ONE_TILE
 from dkrr.store import MemoryMatrix, TileGrid
 
 Array = NDArray[np.float64]
 
-ONE_TILE = 2048
-"""Rows up to which a matrix in memory is one tile: no task is made, and it and its factor share a square."""
 MEMORY_TILES = (512, 1024)
 """Smallest and largest number of rows of a tile in memory (512: products run at full rate, and squares on the diagonal
 waste little)."""
@@ -179,21 +177,6 @@ def form_tile(meter: Meter, source: TileSource, matrix: MemoryMatrix, i: int, j:
     source.fill(meter, tile, matrix.grid.rows(i), matrix.grid.rows(j))
     if i == j:
         mirror_lower(tile)
-
-
-def factor_work(grid: TileGrid, itemsize: int = 8) -> Work:
-    """Work of a factorisation, forming the tiles not included; an operation in float32 counts half."""
-    return Work(dense_flops=grid.n**3 / 3 * itemsize / 8, dense_side=grid.n)
-
-
-def solving_work(n: int, m: int, itemsize: int = 8) -> Work:
-    """Work of both substitutions with a factor, or of a product with a matrix that is kept."""
-    return Work(gemm_flops=2.0 * n**2 * m, memory_bytes=float(itemsize) * n**2)
-
-
-def copy_work(n: int) -> Work:
-    """Work of copying a matrix that is kept to where its factor will be."""
-    return Work(memory_bytes=2 * 8.0 * n**2)
 
 
 def inverse_bytes(grid: TileGrid, itemsize: int = 8) -> int:

@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dkrr import blas
+from dkrr.blas import column_sizes
 from dkrr.cluster import Executor, RunRecord, SerialExecutor, Task
 from dkrr.cost import Work
 from dkrr.data import MemoryRows, Rows
@@ -53,8 +54,9 @@ from dkrr.linalg.factor_rows import (
     square_rows,
     write_columns,
 )
-from dkrr.linalg.products import Precision, column_sizes
-from dkrr.linalg.sources import clear_upper, gram_block_bytes
+from dkrr.linalg.products import Precision
+from dkrr.linalg.sources import clear_upper
+from dkrr.linalg.square import gram_workspace_bytes
 from dkrr.store import ChunkedArray
 
 Array = NDArray[np.float64]
@@ -530,7 +532,7 @@ def choice_bytes(kernel: Kernel, n: int, rank: int, n_features: int, csr_bytes: 
     """
     block = max(MIN_BLOCK, -(-rank // BLOCKS_TO_RANK))
     arrays = n * (rank + block + 8) + rank * (rank + 3 * block) + FACTOR_STRIP_ENTRIES
-    return 8 * arrays + gram_block_bytes(kernel, n, n_features, csr_bytes)
+    return 8 * arrays + gram_workspace_bytes(kernel, n, 0, n_features, csr_bytes)
 
 
 def choose_pivots(

@@ -15,13 +15,14 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.blas import column_norms
 from dkrr.cluster import RunRecord
 from dkrr.data import MemoryRows, Rows
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.kernels import Kernel
 from dkrr.linalg.factor_rows import GRAM_ROWS
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
-from dkrr.linalg.products import Precision, column_norms
+from dkrr.linalg.products import Precision
 
 Array = NDArray[np.float64]
 

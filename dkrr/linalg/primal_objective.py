@@ -5,6 +5,7 @@ from dataclasses import InitVar, dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.blas import column_norms
 from dkrr.cluster import Executor, Progress, RunRecord, SerialExecutor, Task
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.linalg.conjugate_gradient import Iteration
@@ -13,7 +14,6 @@ from dkrr.linalg.likelihood_passes import CurvatureProduct, LikelihoodPass, like
 from dkrr.linalg.newton import Mask, Objective, Point
 from dkrr.linalg.passes import Segment
 from dkrr.linalg.preconditioners import Diagonal, Identity, Preconditioner
-from dkrr.linalg.products import column_norms
 from dkrr.linalg.sources import FormedTiles
 from dkrr.linalg.substitution import substituted
 from dkrr.linalg.watching import Watch, unwatched

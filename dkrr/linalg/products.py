@@ -6,7 +6,6 @@ y_J += A_IJᵀ p_I, so that half the entries are formed or read. Tiles that fit 
 first formed them; the others are formed (or read) at every pass, and their strips never leave the cache.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,11 +24,6 @@ from dkrr.store import TileGrid
 
 Vectors = NDArray[np.float64]
 Precision = Literal["float64", "float32"]
-
-SAFE_SIZES = (1e-120, 1e120)
-"""Bounds of numbers whose squares, and sums of these, neither overflow nor underflow."""
-SAFE_SQUARES = (1e-240, 1e240)
-"""Squares of those bounds."""
 
 
 class Operator(ABC):
@@ -103,35 +97,6 @@ class LastProduct(Operator):
         product = self._product.copy()
         product[:, changed] = self.operator.multiply(np.ascontiguousarray(vectors[:, changed]), "float64", changed)
         return product
-
-
-def column_sizes(vectors: Vectors) -> Vectors:
-    """Powers of two about as large as the columns, of shape (m,): to divide by one changes no digit."""
-    mantissa, exponent = np.frexp(np.maximum(vectors.max(axis=0), -vectors.min(axis=0)))
-    # The smallest power of two at or above, among those that are not denormal.
-    return np.ldexp(1.0, np.clip(exponent - (mantissa == 0.5), -1022, 1023))  # type: ignore[no-any-return]
-
-
-def root_mean_squares(vectors: Vectors) -> Vectors:
-    """Root mean squares of columns, of shape (m,), also where squares overflow or underflow."""
-    return column_norms(vectors) / math.sqrt(len(vectors))
-
-
-def column_norms(vectors: Vectors) -> Vectors:
-    """Euclidean norms of columns, of shape (m,), also where squares overflow or underflow."""
-    with np.errstate(over="ignore", under="ignore"):
-        if vectors.shape[1] == 1:  # most often; half the time for small fits
-            square = float(vectors[:, 0] @ vectors[:, 0])
-            if SAFE_SQUARES[0] < square < SAFE_SQUARES[1]:
-                return np.array([math.sqrt(square)])
-        else:
-            squares: Vectors = np.einsum("ij,ij->j", vectors, vectors)
-            if ((squares > SAFE_SQUARES[0]) & (squares < SAFE_SQUARES[1])).all():
-                return np.sqrt(squares)
-    sizes = column_sizes(vectors)
-    scaled = vectors / sizes
-    with np.errstate(over="ignore"):
-        return np.sqrt(np.einsum("ij,ij->j", scaled, scaled)) * sizes  # type: ignore[no-any-return]
 
 
 GROUPS_PER_PLACE = 3
@@ -213,7 +178,7 @@ class TiledOperator(Operator):
         ]
         sizes = np.ones(vectors.shape[1])
         if precision == "float32":
-            sizes = column_sizes(vectors)  # float32 has a small range
+            sizes = blas.column_sizes(vectors)  # float32 has a small range
         product, record = self.executor.total(tasks, np.ascontiguousarray((vectors / sizes).astype(precision)))
         self.record.add(record)
         product *= sizes

@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.blas import column_norms
 from dkrr.cluster import Executor, Progress, RunRecord
 from dkrr.cluster.tasks import Meter, Task
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.condition import Moments, SolvedProbe, condition_number, multiplied_probe
-from dkrr.linalg.products import TiledOperator, column_norms
+from dkrr.linalg.products import TiledOperator
 from dkrr.linalg.sources import TileSource, Vectors, read_range
 from dkrr.store import TileGrid
 

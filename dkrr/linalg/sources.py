@@ -312,30 +312,6 @@ def clear_upper(tile: NDArray[Any]) -> None:
         tile[r, r + 1 :] = 0.0
 
 
-def gram_workspace_bytes(
-    kernel: Kernel, grid_tile: int, row_bytes: int, n_features: int, csr_bytes: int | None = None
-) -> int:
-    """Most bytes that forming one tile needs besides the tile: both blocks of rows and the kernel's temporaries.
-
-    Parameters
-    ----------
-    kernel : Kernel
-    grid_tile : int
-    row_bytes : int
-        Bytes of a row of what is read of a tile's rows at once.
-    n_features : int
-    csr_bytes : int, optional
-        Bytes of a CSR row of the blocks with which the kernel is called; None: rows are dense.
-    """
-    return 2 * grid_tile * row_bytes + gram_block_bytes(kernel, grid_tile, n_features, csr_bytes)
-
-
-def gram_block_bytes(kernel: Kernel, n: int, n_features: int, csr_bytes: int | None = None) -> int:
-    """Memory of `fill_gram` for n rows: the kernel's temporaries, and blocks that are cut (dense ones are views)."""
-    block = min(n, KERNEL_BLOCK)
-    return 2 * block * (csr_bytes or 0) + kernel.workspace_bytes(block, block, n_features, csr_bytes)
-
-
 def store_tiles(meter: Meter, source: TileSource, matrix: TiledMatrix, i: int, j: int) -> None:
     """Task: form one tile and keep it."""
     grid: TileGrid = matrix.grid

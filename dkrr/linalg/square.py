@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.cluster import Progress, RunRecord
+from dkrr.cost import Work
 from dkrr.data import Rows
 from dkrr.data.rows import dense
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.kernels import Kernel
-from dkrr.kernels.blocks import mirror_lower
+from dkrr.kernels.blocks import as_row_pair, mirror_lower
 from dkrr.linalg.cholesky import check_diagonal
 from dkrr.linalg.condition import SolvedProbe, with_probe
 from dkrr.linalg.factor import DirectSystems, Factor
@@ -29,6 +30,8 @@ from dkrr.store import MemoryMatrix
 
 Array = NDArray[np.float64]
 
+ONE_TILE = 2048
+"""Rows up to which a matrix in memory is one array: no task is made, and it and its factor share the square."""
 PADDED_WIDTH = 512
 """Rows of a multiple of this many numbers are whole pages apart, and compete for the same few places of a cache: they
 get a cache line more (see `dkrr.store.matrix.padded_width`)."""
@@ -89,7 +92,9 @@ class SquareMatrix(DirectSystems, Operator):
         square = np.empty((n, n + (8 if n % PADDED_WIDTH == 0 else 0)))[:, :n]
         with progress.stage("Gram matrix", 1.0):
             block = rows.read(0, n)
-            if kernel.is_precomputed:
+            if kernel.is_plain and n <= KERNEL_BLOCK and not rows.is_sparse:  # no function of the user, one call
+                kernel.write_block(*as_row_pair(block, None), square)
+            elif kernel.is_precomputed:
                 square[...] = dense(block)
             else:
                 fill_gram(kernel, block, block, square, lower=True)
@@ -153,3 +158,40 @@ class SquareMatrix(DirectSystems, Operator):
         finally:
             diagonal[:] = of_factor
         return out
+
+
+# Work and memory
+
+
+def factor_work(n: int, itemsize: int = 8) -> Work:
+    """Work of a factorisation, forming the matrix not included; an operation in float32 counts half."""
+    return Work(dense_flops=n**3 / 3 * itemsize / 8, dense_side=n)
+
+
+def solving_work(n: int, m: int, itemsize: int = 8) -> Work:
+    """Work of both substitutions with a factor, or of a product with a matrix that is kept."""
+    return Work(gemm_flops=2.0 * n**2 * m, memory_bytes=float(itemsize) * n**2)
+
+
+def copy_work(n: int) -> Work:
+    """Work of copying a matrix that is kept to where its factor will be."""
+    return Work(memory_bytes=2 * 8.0 * n**2)
+
+
+def gram_workspace_bytes(kernel: Kernel, n: int, row_bytes: int, n_features: int, csr_bytes: int | None = None) -> int:
+    """Most bytes that forming a square needs besides it: both blocks of rows, and the kernel's temporaries.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    n : int
+        Rows of the square, which may be a tile.
+    row_bytes : int
+        Bytes of a row of what is read at once.
+    n_features : int
+    csr_bytes : int, optional
+        Bytes of a CSR row of the blocks with which the kernel is called; None: rows are dense.
+    """
+    block = min(n, KERNEL_BLOCK)
+    blocks = 2 * block * (csr_bytes or 0)  # dense ones are views
+    return 2 * n * row_bytes + blocks + kernel.workspace_bytes(block, block, n_features, csr_bytes)

@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.blas import column_norms
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.condition import SolvedProbe, scaling_of, with_probe
 from dkrr.linalg.normal import parts_for_folds
 from dkrr.linalg.passes import Design, strip_rows
-from dkrr.linalg.products import column_norms
 from dkrr.linalg.result import INACCURATE_ABOVE, in_terms_of_alpha
 
 Array = NDArray[np.float64]

@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dkrr import blas
-from dkrr.cluster.process import resident_bytes, usable_threads
-from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
+from dkrr.cluster.process import peak_resident_bytes, reset_peak, resident_bytes, usable_threads
 from dkrr.config import setting
 from dkrr.data import Rows
 from dkrr.errors import DkrrError

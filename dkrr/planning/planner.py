@@ -7,6 +7,7 @@ from typing import NoReturn
 from dkrr.cost import Stage
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, WrongStoreError
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
+from dkrr.planning import target_batches
 from dkrr.planning.drawing import Drawing
 from dkrr.planning.explain import NO_FACTOR_LEFT, NOT_ENOUGH_MEMORY, SMALL_SECONDS
 from dkrr.planning.iterations_first import doubt, is_soon_done, watched
@@ -15,7 +16,6 @@ from dkrr.planning.problem import Form, Layout, Problem
 from dkrr.planning.reasons import NO_REASON, Reason
 from dkrr.planning.resources import WORKER_BASELINE_BYTES, Resources
 from dkrr.planning.strategy import Method, Solver, Strategy
-from dkrr.planning.target_batches import batch_of
 from dkrr.planning.tile_sizes import MAX_TILES_PER_SIDE, TILE_SIZES
 from dkrr.text import format_bytes, format_count, plural
 
@@ -69,7 +69,8 @@ def choose(methods: Sequence[Method], problem: Problem, resources: Resources, dr
         _check_layout(problem.layout, problem)
     if problem.interval_folds and not problem.folds_are_fitted:
         _check_intervals(problem)
-    batch = batch_of(problem, resources) if "dual" in forms else 0
+    is_small = problem.layout is None and problem.y_bytes <= target_batches.WHOLE_BYTES
+    batch = target_batches.batch_of(problem, resources) if "dual" in forms and not is_small else 0
     if batch != problem.batch:
         problem = replace(problem, batch=batch)
     candidates = list[Strategy]()

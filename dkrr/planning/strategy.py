@@ -161,6 +161,8 @@ class Strategy:
     refused: Reason = NO_REASON
     features: FeatureMap | None = None
     otherwise: "Strategy | None" = None
+    solver: Literal["cholesky", "cg"] = field(init=False, repr=False, compare=False)
+    """Solver of linear systems, as users name it."""
     seconds: float = field(init=False, repr=False, compare=False)
     """Projected wall time."""
     read_bytes: float = field(init=False, repr=False, compare=False)
@@ -179,12 +181,14 @@ class Strategy:
             read, written, disk = read + stage.read_bytes, written + stage.written_bytes, disk + stage.disk_bytes
             peak = max(peak, stage.peak_bytes)
         # They are asked for again and again while candidates are compared.
-        self.__dict__.update(seconds=seconds, read_bytes=read, written_bytes=written, disk_bytes=disk, peak_bytes=peak)
-
-    @property
-    def solver(self) -> Literal["cholesky", "cg"]:
-        """Solver of linear systems, as users name it."""
-        return self.method.solver_of(self)
+        self.__dict__.update(
+            solver=self.method.solver_of(self),
+            seconds=seconds,
+            read_bytes=read,
+            written_bytes=written,
+            disk_bytes=disk,
+            peak_bytes=peak,
+        )
 
     @property
     def is_direct(self) -> bool:

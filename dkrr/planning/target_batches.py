@@ -21,14 +21,12 @@ MIN_BATCH = 64
 
 
 def batch_of(p: Problem, resources: Resources) -> int:
-    """Most targets that are solved for at once in the dual form; 0: all."""
+    """Most targets, of more than WHOLE_BYTES, that are solved for at once in the dual form; 0: all."""
     if p.loss != "squared" or p.n_folds > 1:
         return 0
     if p.layout is not None:
         return p.layout.batch
     column = 8 * p.n
-    if column * p.n_targets <= WHOLE_BYTES:
-        return 0
     limit = resources.local_limit_bytes
     if not resources.confined:
         limit = min(limit, resources.worker_limit_bytes * resources.n_workers)

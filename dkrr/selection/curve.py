@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from dkrr.blas import root_mean_squares
 from dkrr.errors import InputError
-from dkrr.linalg.products import root_mean_squares
 from dkrr.selection.folds import Folds
 from dkrr.text import plural
 

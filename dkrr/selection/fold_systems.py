@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.blas import column_norms, column_sizes, root_mean_squares
 from dkrr.fitting.data import TrainingData
-from dkrr.linalg.products import column_norms, column_sizes, root_mean_squares
 from dkrr.linalg.training_sets import TrainingSets
 from dkrr.selection.folds import Folds
 from dkrr.selection.scores import ScoreSheet

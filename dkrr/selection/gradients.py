@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.blas import column_sizes, root_mean_squares
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.gram import GramOperator
@@ -30,7 +31,6 @@ from dkrr.linalg.fold_preconditioner import FoldLowRank
 from dkrr.linalg.length_sums import LengthTiles, length_sums_tasks
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.preconditioners import Identity, Preconditioner
-from dkrr.linalg.products import column_sizes, root_mean_squares
 from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets
 from dkrr.planning import Plan
 from dkrr.selection.fold_systems import predictions_with_intercept

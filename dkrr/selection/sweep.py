@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.blas import column_norms, root_mean_squares
 from dkrr.fitting.context import Context
 from dkrr.fitting.costs.details import Iterative
 from dkrr.fitting.data import TrainingData
@@ -23,7 +24,6 @@ from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.fold_preconditioner import FoldLowRank
 from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.preconditioners import Identity, Preconditioner
-from dkrr.linalg.products import column_norms, root_mean_squares
 from dkrr.linalg.result import Status
 from dkrr.linalg.training_sets import TrainingSetOperator
 from dkrr.planning import Plan

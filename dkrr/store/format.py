@@ -25,6 +25,8 @@ from dkrr.errors import StoreError
 from dkrr.store.places import Place, place_at
 from dkrr.text import format_bytes
 
+crc32c = google_crc32c.extend
+"""CRC-32C of bytes after others, from theirs: (before, read-only buffer) → int."""
 CHECKSUM_BLOCK_BYTES = 256 * 2**10
 """Size of a block of rows: small beside what a task reads, large beside a call for its checksum."""
 ROW_CHUNK_BYTES = 16 * 2**20
@@ -123,13 +125,6 @@ def index_of(n_blocks: int, block_bytes: int) -> bytes:
     stride, length = block_bytes + TAIL_BYTES, block_bytes + CRC_BYTES
     index = b"".join(struct.pack("<QQ", k * stride, length) for k in range(n_blocks))
     return index + struct.pack("<I", google_crc32c.value(index))
-
-
-def checksum(array: Any, before: int = 0) -> int:
-    """CRC-32C of the bytes of a contiguous array, or of those after others."""
-    array = array.view()
-    array.flags.writeable = False  # the library takes no others
-    return google_crc32c.extend(before, array)  # type: ignore[no-any-return]
 
 
 def tail_of(block: Any, label: bytes) -> bytes:

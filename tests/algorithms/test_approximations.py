@@ -18,7 +18,7 @@ from dkrr.data import MemoryRows, as_rows
 from dkrr.errors import InputError, MemoryLimitError
 from dkrr.features import Nystroem, RandomFourier, feature_map
 from dkrr.fitting.costs.centre_costs import drawing_of
-from dkrr.fitting.methods import make_plan
+from dkrr.fitting.request_plans import make_plan
 from dkrr.fitting.requests import problem_of_rows
 from dkrr.fitting.sampled import nystroem_map, with_sampled_maps, with_stored_arrays
 from dkrr.kernels import RBF, Laplacian, Linear, Matern, fourier

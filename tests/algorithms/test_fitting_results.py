@@ -19,7 +19,7 @@ from dkrr.fitting.data import TrainingData
 from dkrr.fitting.results import function_norms
 from dkrr.kernels import RBF, Polynomial, Precomputed
 from dkrr.linalg import refinement as refining
-from dkrr.linalg.in_memory_cholesky import ONE_TILE
+from dkrr.linalg.square import ONE_TILE
 from dkrr.planning import iterations_first
 from dkrr.planning.reasons import codes_of
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, SolveResult, Status

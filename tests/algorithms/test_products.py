@@ -22,6 +22,7 @@ from dkrr.linalg.normal import NormalOperator
 from dkrr.linalg.passes import Design, Segment
 from dkrr.linalg.products import GROUPS_PER_PLACE, LastProduct, TiledOperator, TileGroup, tile_work
 from dkrr.linalg.sources import FormedTiles, GramTiles, MatrixTiles, ResidentRows
+from dkrr.linalg.square import gram_workspace_bytes
 from dkrr.store import TileGrid
 from tests import systems
 from tests.oracles import assert_close, naive_gram
@@ -318,7 +319,7 @@ def test_memory_of_uneven_sparse_rows_is_that_of_parts(tmp_path):
     kernel, parts, expected = RBF(gamma=1e-4), rows.row_ranges(all_rows), RBF(gamma=1e-4)(X)
     assert len(parts) > 4 and [p.start for p in parts[1:]] == [p.stop for p in parts[:-1]]
     row_bytes = problem_of_rows(rows, kernel, n_targets=1).row_bytes_in_strips(300)
-    workspace = sources.gram_workspace_bytes(kernel, 300, row_bytes, 40_000, row_bytes)
+    workspace = gram_workspace_bytes(kernel, 300, row_bytes, 40_000, row_bytes)
     product = 2 * 300 * row_bytes + kernel.pieces_bytes(300, 300, 40_000, row_bytes)
     assert 300 * row_bytes < rows.n_bytes / 2
     source, columns = GramTiles(kernel, rows), GramColumns(kernel, rows)

@@ -8,12 +8,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from dkrr.blas import column_sizes
 from dkrr.cluster import Progress, SerialExecutor
 from dkrr.kernels import RBF
 from dkrr.linalg import condition, float32_tiles, residual
 from dkrr.linalg.condition import Moments, condition_number, scaling_of, with_probe
 from dkrr.linalg.preconditioners import Preconditioner
-from dkrr.linalg.products import column_sizes
 from dkrr.linalg.refinement import Refinement
 from dkrr.linalg.residual import TiledSolution, relative, uses_symmetry
 from dkrr.solvers import Status

@@ -8,8 +8,8 @@ from dataclasses import replace
 from dkrr.errors import DkrrError
 from dkrr.features import feature_map
 from dkrr.fitting.costs.details import Float32Factor
-from dkrr.fitting.methods import make_plan
 from dkrr.fitting.posterior_plans import plan_uncertainty
+from dkrr.fitting.request_plans import make_plan
 from dkrr.fitting.score_plans import plan_scores, whole_plan, with_parts
 from dkrr.kernels import RBF, AdditiveChi2, Laplacian, Polynomial, Precomputed, Sigmoid
 from dkrr.planning.facts import Facts, Spectrum

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from dkrr.fitting.costs.gram_costs import GramCosts
-from dkrr.linalg.in_memory_cholesky import solving_work
+from dkrr.linalg.square import solving_work
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources, cold_fraction
 from dkrr.planning.strategy import Strategy

@@ -13,20 +13,13 @@ from dkrr.fitting.costs.gram_costs import GramCosts
 from dkrr.fitting.costs.tile_costs import Cut, Itemsize, cuts
 from dkrr.linalg.cholesky import cholesky_task_bytes
 from dkrr.linalg.float32_tiles import MAX_ROUNDING_RATIO, refining_iterations, rounding_ratio
-from dkrr.linalg.in_memory_cholesky import (
-    ONE_TILE,
-    copy_work,
-    factor_work,
-    factoring_bytes,
-    memory_bytes,
-    memory_grid,
-    solving_work,
-)
+from dkrr.linalg.in_memory_cholesky import factoring_bytes, memory_bytes, memory_grid
 from dkrr.linalg.likelihood import SECONDS_PER_SCORE
 from dkrr.linalg.newton import MIN_SHIFT_RATIO, SECONDS_PER_STEP, SECONDS_PER_STEP_IN_MEMORY, VECTORS_HELD
 from dkrr.linalg.products import calls_work
 from dkrr.linalg.residual import uses_symmetry
 from dkrr.linalg.solver_settings import ConjugateGradient
+from dkrr.linalg.square import ONE_TILE, copy_work, factor_work, solving_work
 from dkrr.linalg.substitution import apply_bytes
 from dkrr.planning.facts import TYPICAL
 from dkrr.planning.problem import Problem, Systems
@@ -205,7 +198,7 @@ def factored_in_memory(site: GramCosts, itemsize: Itemsize, method: Method, *, k
         Step("reading X", Work(row_bytes=0 if p.x_in_memory else p.stored_bytes), by="caller"),
         Step("Gram matrix", triangle, 1 if keeps else 0, by),
         *(COMPARED if p.kernel.is_precomputed else ()),
-        Step("factorisation", factor_work(grid, itemsize), n_factors, "blas"),
+        Step("factorisation", factor_work(p.n, itemsize), n_factors, "blas"),
         Step("factorisation", triangle, 0 if keeps else n_factors, by),
         Step("factorisation", copy_work(p.n), n_factors if keeps else 0, "caller"),
         Step("factorisation", fresh, n_factors if p.is_softmax else 1, "caller"),

@@ -19,13 +19,13 @@ from dkrr.fitting.costs.gram_costs import GramCosts
 from dkrr.fitting.costs.iteration_estimates import iterations_expected
 from dkrr.kernels.fourier_grid import MAX_TRANSFORMED_ROWS, FourierGrid, Grid
 from dkrr.kernels.nonuniform import transform_bytes
-from dkrr.linalg.in_memory_cholesky import FACTORED_SIDE, factor_work, solving_work
+from dkrr.linalg.in_memory_cholesky import FACTORED_SIDE
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
+from dkrr.linalg.square import factor_work, solving_work
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import Method, Strategy
 from dkrr.planning.work import CostModel, Step
-from dkrr.store import TileGrid
 
 ROW_TRANSFORM_SECONDS = {1: 8e-8, 2: 2.2e-7, 3: 1.8e-6}
 """Time of a transform of a row on one core, by columns (measured: 50 to 85, 170 to 230 and 1,500 to 1,750 ns)."""
@@ -117,7 +117,7 @@ def fourier_factored(p: Problem, r: Resources, method: Method) -> Iterator[Strat
         return
     recipe = [
         Step("factorisation", Work(element_seconds=GATHER_SECONDS * side**2, fresh_bytes=8.0 * side**2)),
-        Step("factorisation", factor_work(TileGrid(side, side, side)) + solving_work(side, p.n_targets), 1, "blas"),
+        Step("factorisation", factor_work(side) + solving_work(side, p.n_targets), 1, "blas"),
     ]
     n_matrices = (1 if len(p.alphas) == 1 else 2) if p.loss == "squared" else 3 * (1 if p.is_softmax else p.n_targets)
     n_matrices += len(p.alphas) if p.uncertainty else 0

@@ -6,7 +6,8 @@ from dkrr.cost import Stage, Work
 from dkrr.linalg.held_out import columns_at_once, folds_flops, stored_bytes, stored_work
 from dkrr.linalg.normal import TARGET_PASSES
 from dkrr.linalg.products import Precision, multiply_bytes, pass_work
-from dkrr.linalg.sources import KERNEL_BLOCK, gram_workspace_bytes
+from dkrr.linalg.sources import KERNEL_BLOCK
+from dkrr.linalg.square import gram_workspace_bytes
 from dkrr.planning.resources import cold_fraction
 from dkrr.planning.work import CostModel, Step, written
 from dkrr.store import TileGrid
@@ -23,8 +24,6 @@ class GramCosts(CostModel):
     def forming_bytes(self, tile: int) -> int:
         """Memory of a task that forms a tile, besides the tile."""
         p = self.problem
-        if not p.is_sparse:
-            return gram_workspace_bytes(p.kernel, tile, p.bytes_of_row, p.d)
         blocks = p.csr_bytes(min(tile, KERNEL_BLOCK))
         return gram_workspace_bytes(p.kernel, tile, p.row_bytes_in_strips(tile), p.d, blocks)
 

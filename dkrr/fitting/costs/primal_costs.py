@@ -13,12 +13,13 @@ from dkrr.fitting.costs.gram_costs import GramCosts
 from dkrr.fitting.costs.iteration_estimates import primal_iterations
 from dkrr.fitting.costs.tile_costs import Cut, cuts
 from dkrr.linalg.cholesky import cholesky_task_bytes, factor_bytes
-from dkrr.linalg.in_memory_cholesky import copy_work, factor_work, memory_bytes, memory_grid, solving_work
+from dkrr.linalg.in_memory_cholesky import memory_bytes, memory_grid
 from dkrr.linalg.likelihood import SECONDS_PER_SCORE
 from dkrr.linalg.newton import VECTORS_HELD
 from dkrr.linalg.normal import TARGET_COPIES, normal_work, parts_for_folds, row_block, stream_work
 from dkrr.linalg.primal_objective import MAX_MATRIX_SIDE
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
+from dkrr.linalg.square import copy_work, factor_work, solving_work
 from dkrr.planning.problem import Loss, Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import Method, Strategy
@@ -99,7 +100,7 @@ def _in_memory(site: GramCosts, method: Method) -> Strategy:
         Step("normal matrix", formed_in_caller(p), 1, "tasks" if parts > 1 else "blas"),
         site.targets(peak),
         Step("targets", Work(fresh_bytes=0.0 if p.y_is_mapped else float(p.y_bytes)), 1, "caller"),
-        Step("factorisation", factor_work(grid), n_alphas, "blas"),
+        Step("factorisation", factor_work(grid.n), n_alphas, "blas"),
         Step("factorisation", copy_work(grid.n) + solved + solved, n_alphas, "blas"),  # the solution, and its check
         Step("factorisation", Work(fresh_bytes=float(memory_bytes(grid, keeps=True))), 1, "caller"),
         Step("training errors"),
@@ -122,7 +123,7 @@ def _held_out(p: Problem, grid: TileGrid) -> list[Step]:
     return (
         [
             Step("held-out models", passes, min(k, 1), "blas"),
-            Step("held-out models", factor_work(grid), k * len(p.alphas), "blas"),
+            Step("held-out models", factor_work(grid.n), k * len(p.alphas), "blas"),
         ]
         if k
         else []
@@ -260,10 +261,10 @@ def _by_curvature(site: GramCosts, method: Method) -> Strategy:
     peak = _streaming_bytes(site, block, 8 * dimension * block, matrices, roots)
     pairs = m * (m + 1) / 2 if p.is_softmax else m
     n_systems, side = (1, dimension * m) if p.is_softmax else (m, dimension)
-    solved, fresh = TileGrid(side, side, side), Work(fresh_bytes=8.0 * side**2)
+    fresh = Work(fresh_bytes=8.0 * side**2)
     recipe = [
         *site.shared(),
-        Step("factorisation", factor_work(solved) + solving_work(side, 1) + fresh, passes * n_systems, "blas"),
+        Step("factorisation", factor_work(side) + solving_work(side, 1) + fresh, passes * n_systems, "blas"),
         Step("likelihood", Work(gemm_flops=2.0 * pairs * p.n * float(dimension) ** 2), passes),
         Step("likelihood", Work(row_bytes=0 if site.holds_rows else p.stored_bytes), passes),
         *_own_steps(site, p.n * float(dimension), peak),

@@ -6,8 +6,17 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from dkrr.blas import BYTES_PER_THREAD
+from dkrr.cost import Work
 from dkrr.fitting.context import Context
-from dkrr.fitting.costs.dual_costs import against_float32, factored_in_memory, factored_in_tiles, kept_or_again
+from dkrr.fitting.costs.details import Direct
+from dkrr.fitting.costs.dual_costs import (
+    VECTORS,
+    against_float32,
+    factored_in_memory,
+    factored_in_tiles,
+    kept_or_again,
+)
 from dkrr.fitting.costs.gram_costs import GramCosts
 from dkrr.fitting.costs.tile_costs import Itemsize
 from dkrr.fitting.data import LabelledData, TrainingData
@@ -19,14 +28,18 @@ from dkrr.fitting.objectives import FormObjective, StepFactors, dual_objective
 from dkrr.fitting.requests import DualStart
 from dkrr.fitting.results import Solution, scale_of
 from dkrr.linalg.condition import worst
-from dkrr.linalg.in_memory_cholesky import ONE_TILE
 from dkrr.linalg.iteration_state import CGOutcome
 from dkrr.linalg.result import in_terms_of_alpha
+from dkrr.linalg.sources import KERNEL_BLOCK
+from dkrr.linalg.square import ONE_TILE, copy_work, factor_work, gram_workspace_bytes, solving_work
 from dkrr.planning import Plan
 from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import Reason
-from dkrr.planning.resources import Resources, Workplace
-from dkrr.planning.strategy import Strategy
+from dkrr.planning.resources import CALLER_MARGIN_BYTES, Resources, Workplace
+from dkrr.planning.strategy import Method, Strategy
+from dkrr.planning.tile_sizes import Tiling
+from dkrr.planning.work import COMPARED, Step
+from dkrr.store import TileGrid
 from dkrr.text import format_seconds, plural
 
 
@@ -41,13 +54,40 @@ class DualFactor(DualMethod):
         if self.itemsize == 4 and against_float32(p):
             return
         if not (p.keeps_store or p.tile is not None):
-            site = GramCosts(p, r, r.in_caller("memory", r.local_threads))
-            if p.loss == "logistic" or (self.itemsize == 8 and p.n <= ONE_TILE):
-                yield factored_in_memory(site, self.itemsize, self, keeps=True)
+            if self.itemsize == 8 and p.n <= ONE_TILE and p.loss == "squared":
+                yield factored_in_square(p, r, self)
             else:
-                again = factored_in_memory(site, self.itemsize, self, keeps=False)
-                yield again if self.itemsize == 4 else kept_or_again(site, self, again)
+                site = GramCosts(p, r, r.in_caller("memory", r.local_threads))
+                whole = factored_in_memory(site, self.itemsize, self, keeps=p.loss == "logistic")
+                yield kept_or_again(site, self, whole) if self.itemsize == 8 and p.loss == "squared" else whole
         yield from factored_in_tiles(p, r, self.itemsize, self)
+
+
+def factored_in_square(p: Problem, r: Resources, method: Method) -> Strategy:
+    """One square in the calling process (`linalg.square`), with the matrix above its diagonal and the factor below."""
+    site = GramCosts(p, r, r.in_caller("memory", r.local_threads))
+    n, systems = p.n, p.systems
+    m = systems.n_right_sides + 1  # one more is the probe of the condition number
+    rows, csr, entry_seconds = p.row_bytes_in_strips(n), p.csr_bytes(min(n, KERNEL_BLOCK)), p.entry_time()
+    forming, used = gram_workspace_bytes(p.kernel, n, rows, p.d, csr), solving_work(n, m)
+    recipe = (
+        Step("reading X", Work(row_bytes=0 if p.x_in_memory else p.stored_bytes), by="caller"),
+        Step("Gram matrix", Work(element_seconds=entry_seconds * (n * (n + 1) / 2)), 1, "blas"),
+        *(COMPARED if p.kernel.is_precomputed else ()),
+        Step("factorisation", factor_work(n), systems.n_factors, "blas"),
+        Step("factorisation", copy_work(n), systems.n_factors, "caller"),
+        Step("factorisation", Work(fresh_bytes=8.0 * n * n), 1, "caller"),
+        Step("factorisation", used, systems.n_factors, "blas"),
+        Step("true residual", used, systems.n_factors, "blas"),
+    )
+    squares = 8 * n * n * (len(p.alphas) if p.uncertainty else 1)
+    vectors = (VECTORS[8] + int(p.fit_intercept) + int(not p.y_in_memory)) * 8 * n * m
+    loaded = 0 if p.x_in_memory else p.stored_bytes + p.read_overhead_bytes
+    held = loaded + squares + vectors + forming + r.local_threads * BYTES_PER_THREAD
+    peak = site.peak(held, 0, CALLER_MARGIN_BYTES)
+    stages = site.price(recipe, peak) + (site.held_out(peak, TileGrid(n, n, n)) if p.uncertainty else ())
+    details = Direct(tiling=Tiling(n, n), row_block=n, keeps_matrix=True, keeps_factors=p.uncertainty)
+    return Strategy(method=method, form="dual", place=site.place, details=details, stages=stages)
 
 
 class DualCholesky(DualFactor):
