@@ -204,7 +204,8 @@ class Plan(Explained):
         if direct is None:
             return None
         given_up = replace(self.chosen, refused=why, otherwise=None)
-        others = tuple(one for one in self.candidates[1:] if one != direct)
+        # Others of its kind differ in sizes only: they would be given up as well.
+        others = tuple(one for one in self.candidates[1:] if one != direct and one.kind != given_up.kind)
         problem = replace(self.problem, layout=None)  # which is that of the iterations
         candidates = (direct, given_up, *others)
         return replace(self, problem=problem, chosen=direct, candidates=candidates, more=(why,), begun=self)
