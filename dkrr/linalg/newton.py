@@ -444,7 +444,7 @@ class NewtonWork:
         tol : float
         alphas : sequence of float
             Values of λ, of which all but one begin at the solution before.
-        is_coupled : bool
+        is_softmax : bool
             All columns of scores are one softmax.
         """
         first = 4 + ceil(log(log(max(1 / tol, 3.0)) / log(10.0) + 1.0) / log(1.5))

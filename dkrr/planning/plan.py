@@ -187,11 +187,6 @@ class Plan(Explained):
         is_small = d <= self.problem.n and 3 * 8 * d**2 <= self.resources.local_limit_bytes // 2
         return self.form == "primal" and ((self.chosen.is_direct and self.chosen.solver == "cholesky") or is_small)
 
-    @property
-    def uses_threads(self) -> bool:
-        """In the calling process tasks run in threads with one BLAS thread each, not one after the other."""
-        return self.chosen.uses_threads
-
     def with_factorisation(self, why: Reason) -> Self | None:
         """Plan of the factorisation that takes over from iterations, and why; None where nothing takes over.
 
@@ -209,7 +204,8 @@ class Plan(Explained):
         if direct is None:
             return None
         given_up = replace(self.chosen, refused=why, otherwise=None)
-        others = tuple(one for one in self.candidates[1:] if one != direct)
+        # Others of its kind differ in sizes only: they would be given up as well.
+        others = tuple(one for one in self.candidates[1:] if one != direct and one.kind != given_up.kind)
         problem = replace(self.problem, layout=None)  # which is that of the iterations
         candidates = (direct, given_up, *others)
         return replace(self, problem=problem, chosen=direct, candidates=candidates, more=(why,), begun=self)

@@ -51,8 +51,6 @@ class Method(ABC):
     """For feature maps whose sums over the rows are transforms, and for no other."""
     is_direct: ClassVar[bool] = True
     """Complete factors solve the systems, in a time that hardly depends on the spectrum."""
-    streams: ClassVar[bool] = False
-    """The rows are streamed at every step of Newton's method, and the curvature is a matrix in the calling process."""
     factors_matrix: ClassVar[bool] = False
     """The whole matrix is formed and factored."""
     calls_blas: ClassVar[bool] = True
@@ -201,11 +199,6 @@ class Strategy:
     def is_whole(self) -> bool:
         """The whole matrix is factored in memory."""
         return self.method.factors_matrix and self.place.is_memory
-
-    @property
-    def uses_threads(self) -> bool:
-        """In the calling process tasks run in threads with one BLAS thread each, not one after the other."""
-        return self.method.uses_threads(self.place)
 
     @property
     def keeps_factors(self) -> bool:

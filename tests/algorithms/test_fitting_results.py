@@ -13,7 +13,7 @@ from sklearn.base import clone
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.cost import Stage
 from dkrr.data import as_rows
-from dkrr.fitting import run
+from dkrr.fitting import fallbacks, run
 from dkrr.fitting.costs.details import Float32Factor
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.results import function_norms
@@ -279,7 +279,8 @@ def test_a_breakdown_leads_to_float64_and_is_released_first(data, monkeypatch):
         alive.append(sum(isinstance(o, MemoryMatrix) and o.dtype == np.float32 for o in gc.get_objects()))
         return planned(request)
 
-    monkeypatch.setattr(run, "plan_of", plan_of)
+    for module in (run, fallbacks):
+        monkeypatch.setattr(module, "plan_of", plan_of)
     gc.collect()
     gc.disable()
     try:

@@ -224,6 +224,7 @@ def test_a_regression_that_is_given_up_is_that_of_the_factorisation(iterating, m
     assert_allclose(model.predict(X), exact.predict(X), rtol=1e-9)
     assert (model.plan_.solver, result.status) == ("cholesky", Status.SOLVED)
     assert "given up after" in result.messages[0] and "watched" in codes and codes[-1] == "iterations-given-up"
+    assert [one.refused.code for one in model.plan_.rejected if not one.is_direct and one.refused] == codes[-1:]
     assert {"conjugate gradient", "factorisation"} <= {stage.name for stage in result.stages}
     assert result.seconds >= sum(stage.seconds for stage in result.stages) * 0.9
     decided(monkeypatch, after=None)

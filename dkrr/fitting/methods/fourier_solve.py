@@ -10,8 +10,7 @@ from dkrr.fitting.context import Context
 from dkrr.fitting.costs.fourier_costs import REFINED_RESIDUAL, fourier_factored, fourier_iterated, sums_bytes
 from dkrr.fitting.data import LabelledData, TrainingData
 from dkrr.fitting.fourier_ridge import FourierRidge
-from dkrr.fitting.methods.newton_curvature import why_streamed
-from dkrr.fitting.methods.solving import SolvingMethod, bytes_of, place_words
+from dkrr.fitting.methods.solving import SolvingMethod, bytes_of, place_words, why_streamed
 from dkrr.fitting.objectives import FormObjective, fourier_objective
 from dkrr.fitting.results import Solution, scale_of
 from dkrr.kernels.fourier_grid import map_of_predictions

@@ -78,11 +78,10 @@ def _why_iterative(p: Problem, chosen: Strategy, candidates: Sequence[Strategy])
     direct = [c for c in candidates if c.is_direct and c.form == chosen.form]
     possible = min((c for c in direct if not c.refused), key=lambda c: c.seconds, default=chosen.otherwise)
     if possible is not None:
-        return Reason(
-            "factor-is-slower",
-            f"conjugate gradient, since {'factorisations' if p.loss == 'logistic' else 'a factorisation'} would take "
-            f"about {format_seconds(possible.seconds)} and {format_bytes(possible.disk_bytes)} of disk",
-        )
+        factors = "factorisations" if p.loss == "logistic" else "a factorisation"
+        disk = f" and {format_bytes(possible.disk_bytes)} of disk" if possible.disk_bytes else ""
+        text = f"conjugate gradient, since {factors} would take about {format_seconds(possible.seconds)}{disk}"
+        return Reason("factor-is-slower", text)
     if direct:
         why = direct[0].refused
         return Reason(f"factor-refused-{why.code}", f"conjugate gradient, since a factorisation {why}")

@@ -5,19 +5,13 @@ from collections.abc import Iterator, Sequence
 from dkrr.fitting.context import Context
 from dkrr.fitting.costs.primal_costs import curvature_in_memory
 from dkrr.fitting.data import LabelledData
-from dkrr.fitting.methods.solving import SolvingMethod, why_tiles
+from dkrr.fitting.methods.solving import SolvingMethod, why_streamed
 from dkrr.fitting.objectives import FormObjective, primal_objective
 from dkrr.planning import Plan
 from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import Resources, Workplace
 from dkrr.planning.strategy import Strategy
-
-
-def why_streamed(c: Strategy, p: Problem) -> list[Reason]:
-    """Reasons of Newton's method with streamed rows."""
-    text = "the curvature is a matrix in the calling process; the rows are streamed, a pass for each step"
-    return [Reason("rows-streamed", text), *([] if c.place.is_memory else why_tiles(p))]
 
 
 class NewtonCurvature(SolvingMethod):
@@ -27,13 +21,16 @@ class NewtonCurvature(SolvingMethod):
     form = "primal"
     solver = "cholesky"
     losses = ("logistic",)
-    streams = True
 
     def candidates(self, p: Problem, r: Resources) -> Iterator[Strategy]:
         return curvature_in_memory(p, r, self)
 
     def uses_threads(self, place: Workplace) -> bool:  # noqa: ARG002
         return True
+
+    def more_facts(self, c: Strategy, p: Problem) -> list[tuple[str, str]]:  # noqa: ARG002
+        """None: the curvature is in memory as a whole."""
+        return []
 
     def why(self, c: Strategy, p: Problem, candidates: Sequence[Strategy]) -> list[Reason]:  # noqa: ARG002
         return why_streamed(c, p)

@@ -58,7 +58,7 @@ class SolvingMethod(Method):
 
     def more_facts(self, c: Strategy, p: Problem) -> list[tuple[str, str]]:
         """Lines about how the matrix is stored."""
-        return [] if c.place.is_memory or not self.keeps_tiles or self.streams else [("tiles", _tiles(c, p))]
+        return [] if c.place.is_memory or not self.keeps_tiles else [("tiles", _tiles(c, p))]
 
     def _where(self, c: Strategy) -> str:
         if c.execution == "dask":
@@ -150,6 +150,12 @@ def why_tiles(p: Problem) -> list[Reason]:
         return [Reason("tile-requested", f"tile={p.tile} was requested")]
     text = "larger tiles read less, smaller ones divide the work more evenly: this size is the fastest"
     return [Reason("tile-is-fastest", text)]
+
+
+def why_streamed(c: Strategy, p: Problem) -> list[Reason]:
+    """Reasons of Newton's method with streamed rows."""
+    text = "the curvature is a matrix in the calling process; the rows are streamed, a pass for each step"
+    return [Reason("rows-streamed", text), *([] if c.place.is_memory else why_tiles(p))]
 
 
 def _bytes_of_rows(p: Problem) -> int:
