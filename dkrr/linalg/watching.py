@@ -77,13 +77,15 @@ def slowdown() -> float:
     return max(1.0, (time.perf_counter() - wall) / (time.thread_time() - own))
 
 
-def iterations_left(residuals: Sequence[float], tol: float) -> tuple[float, float]:
+def iterations_left(residuals: Sequence[float], tol: float, expected: float = inf) -> tuple[float, float]:
     """Fewest and likely number of iterations until a residual is as small as `tol`.
 
     Parameters
     ----------
     residuals : sequence of float
         Largest relative residual after every iteration.
+    expected : float
+        Iterations in all, by the plan: likely as long as residuals say nothing of their rate.
     """
     with np.errstate(divide="ignore"):
         levels = np.log(np.fmin.accumulate(np.clip(residuals, 1e-300, 1e300)))
@@ -95,7 +97,7 @@ def iterations_left(residuals: Sequence[float], tol: float) -> tuple[float, floa
     if n <= width:  # nothing is known of the rate
         return 0.0, 0.0
     if n <= PLATEAU and levels[0] - levels[-1] < log(2.0):
-        return 0.0, inf
+        return 0.0, max(expected - n, 0.0)
     best = float((levels[:-width] - levels[width:]).max()) / width
     recent = min(recent, n - 1)
     likely = float(levels[-1 - recent] - levels[-1]) / recent
@@ -129,6 +131,8 @@ class Watch:
         Time of a fit by factorisations, from its plan.
     n_steps : int
         Solutions of systems, one after the other, for each of which a factor would be made: steps of Newton's method.
+    expected : float
+        Iterations of each, by the plan.
     prepared_after : float
         Time after which the iterations should begin, from their plan.
     begun : float
@@ -139,6 +143,7 @@ class Watch:
 
     factor_seconds: float
     n_steps: int = 1
+    expected: float = inf
     prepared_after: float = 0.0
     begun: float = field(default_factory=time.perf_counter)
     earlier: float = 0.0
@@ -233,7 +238,7 @@ class Watch:
             return
         residuals = [line.largest for line in state.history if not line.is_true]
         seconds = median(b - a for a, b in zip(self._laps, self._laps[1:], strict=False))
-        fewest, likely = (seconds * n for n in iterations_left(residuals, tol))
+        fewest, likely = (seconds * n for n in iterations_left(residuals, tol, self.expected))
         if self._is_given_up(fewest, likely):
             hopeless = fewest > self.factor_seconds * self._slowdown / self.n_steps
             least, about = f"takes at least {format_seconds(fewest)}", f"is likely to take {format_seconds(likely)}"

@@ -75,6 +75,7 @@ def test_a_smaller_tolerance_never_leaves_fewer(residuals, factor):
 def test_what_is_met_leaves_nothing():
     assert iterations_left([1.0, 1e-3, 1e-9], TOL) == (0.0, 0.0)
     assert iterations_left([1.0] * 40, TOL) == (inf, inf)
+    assert iterations_left([1.0] * 10, TOL, 99) == (0.0, 89)  # nothing is known of the rate yet but by the plan
     assert iterations_left([inf, np.nan, 1e-9], TOL) == (0.0, 0.0)
 
 
