@@ -114,10 +114,11 @@ def _cheapest(fitting: list[Strategy]) -> Strategy:
 
 
 def _check_layout(layout: Layout, problem: Problem) -> None:
-    """Refuse a store whose run began with another solver."""
+    """Refuse a store whose run began with another solver, or continues with one that took over."""
     if not layout.is_of(problem.solver):
+        verb = "continues" if layout.given_up else "began"
         raise WrongStoreError(
-            f"the store {layout.store} holds a run that began with solver={layout.solver!r}, but another was "
+            f"the store {layout.store} holds a run that {verb} with solver={layout.solver!r}, but another was "
             f"requested; give the same solver, or another store="
         )
 

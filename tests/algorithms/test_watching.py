@@ -14,6 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge
+from dkrr.errors import WrongStoreError
 from dkrr.linalg import watching
 from dkrr.linalg.iteration_state import State
 from dkrr.linalg.result import Residuals
@@ -280,6 +281,8 @@ def test_a_run_in_a_store_remembers_that_iterations_were_given_up(iterating, mon
     assert again.plan_.solver == "cholesky" and again.solve_result_.messages == first.solve_result_.messages
     assert {"resumed", "iterations-given-up"} <= {reason.code for reason in again.plan_.reasons}
     assert not list((tmp_path / "run").glob("checkpoint-*")) + list((tmp_path / "run").glob("pivots-*"))
+    with pytest.raises(WrongStoreError, match="holds a run that continues with solver='cholesky'"):
+        KernelRidge(**fit, solver="cg").fit(X, y)
 
 
 class Killed(BaseException):
