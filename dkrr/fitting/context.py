@@ -42,9 +42,9 @@ from dkrr.fitting.storage import (
     TemporaryFolder,
 )
 from dkrr.linalg import TASK_MODULES
+from dkrr.linalg.giving_up import Watch
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.linalg.sources import ResidentRows
-from dkrr.linalg.watching import Watch
 from dkrr.planning import Plan
 from dkrr.planning.resources import Rates
 from dkrr.store import RunStore

@@ -16,8 +16,8 @@ from dkrr.fitting.request_plans import plan_of
 from dkrr.fitting.requests import FitRequest
 from dkrr.fitting.results import FittedModel
 from dkrr.fitting.storage import note_given_up, with_repairs
+from dkrr.linalg.giving_up import GivenUpError
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
-from dkrr.linalg.watching import GivenUpError
 from dkrr.planning import Plan
 from dkrr.planning.iterations_first import GIVEN_UP
 from dkrr.planning.problem import Because

@@ -21,6 +21,7 @@ from dkrr.fitting.objectives import FormObjective, ObjectiveAt
 from dkrr.fitting.requests import FitRequest, WarmStart
 from dkrr.fitting.results import FittedModel, Solution, fitted_function, result_of
 from dkrr.fitting.storage import Checkpoints
+from dkrr.linalg.giving_up import GivenUpError
 from dkrr.linalg.newton import (
     PROBABILITY_POWER,
     Newton,
@@ -30,7 +31,6 @@ from dkrr.linalg.newton import (
     Point,
 )
 from dkrr.linalg.result import GRADIENT, Residuals, SolveResult, Status
-from dkrr.linalg.watching import GivenUpError
 from dkrr.planning import Plan
 from dkrr.text import plural
 

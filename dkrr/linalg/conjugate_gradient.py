@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 from dkrr.blas import column_norms, column_sizes
 from dkrr.cluster import Progress
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
+from dkrr.linalg.giving_up import unwatched
 from dkrr.linalg.iteration_state import CGOutcome, Cycle, State
 from dkrr.linalg.preconditioners import Identity, Preconditioner
 from dkrr.linalg.products import Operator, Precision
 from dkrr.linalg.result import Residuals, Status
-from dkrr.linalg.watching import unwatched
 from dkrr.text import plural
 
 Array = NDArray[np.float64]

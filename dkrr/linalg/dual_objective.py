@@ -19,10 +19,10 @@ from dkrr.linalg.curvature import (
     decrement_bounds,
     sensitivities,
 )
+from dkrr.linalg.giving_up import Watch, unwatched
 from dkrr.linalg.likelihood import HessianRoot, WeightedLikelihood
 from dkrr.linalg.newton import Mask, Objective, Point
 from dkrr.linalg.products import Operator
-from dkrr.linalg.watching import Watch, unwatched
 
 Array = NDArray[np.float64]
 

@@ -9,6 +9,7 @@ from dkrr.blas import column_norms
 from dkrr.cluster import Executor, Progress, RunRecord, SerialExecutor, Task
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.linalg.conjugate_gradient import Iteration
+from dkrr.linalg.giving_up import Watch, unwatched
 from dkrr.linalg.in_memory_cholesky import factor_in_memory, memory_system
 from dkrr.linalg.likelihood_passes import CurvatureProduct, LikelihoodPass, likelihood_pass
 from dkrr.linalg.newton import Mask, Objective, Point
@@ -16,7 +17,6 @@ from dkrr.linalg.passes import Segment
 from dkrr.linalg.preconditioners import Diagonal, Identity, Preconditioner
 from dkrr.linalg.sources import FormedTiles
 from dkrr.linalg.substitution import substituted
-from dkrr.linalg.watching import Watch, unwatched
 from dkrr.store import MemoryMatrix
 
 Array = NDArray[np.float64]

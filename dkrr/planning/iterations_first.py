@@ -2,7 +2,7 @@
 
 Their number is an estimate, which may be too small or too large by a factor of several, while the time of a
 factorisation is about known. A fit that begins with iterations sees from their residuals what they will take, and loses
-a third of the factorisation's time at most (`dkrr.linalg.watching`). So it begins with them where they promise to be
+a third of the factorisation's time at most (`dkrr.linalg.giving_up`). So it begins with them where they promise to be
 somewhat faster, and not only where they surely are. Where nothing can take over, they are chosen only if they surely
 are, or if nothing else is possible.
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dkrr.cost import Stage
-from dkrr.linalg.watching import MOST_LOST
+from dkrr.linalg.giving_up import MOST_LOST
 from dkrr.planning.facts import TYPICAL
 from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import NO_REASON, Reason

@@ -14,7 +14,7 @@ from dkrr.errors import ConvergenceWarning, InputError, NotPositiveDefiniteError
 from dkrr.features import Nystroem
 from dkrr.fitting import iteration
 from dkrr.kernels import RBF, AdditiveChi2, Linear, Polynomial, Sigmoid
-from dkrr.linalg.watching import Watch
+from dkrr.linalg.giving_up import Watch
 from dkrr.planning import iterations_first, planner
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, Status
 from tests import precise

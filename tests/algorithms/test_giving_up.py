@@ -15,10 +15,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.errors import WrongStoreError
-from dkrr.linalg import watching
+from dkrr.linalg import giving_up
+from dkrr.linalg.giving_up import ACCELERATION, MOST_LOST, GivenUpError, Watch, is_given_up, iterations_left
 from dkrr.linalg.iteration_state import State
 from dkrr.linalg.result import Residuals
-from dkrr.linalg.watching import ACCELERATION, MOST_LOST, GivenUpError, Watch, is_given_up, iterations_left
 from dkrr.planning import iterations_first, planner
 from dkrr.solvers import Status
 
@@ -62,9 +62,9 @@ def test_the_best_rate_so_far_bounds_what_is_left_from_below(fast, slow, n, plat
         assert fewest <= log(residuals[-1] / TOL) / fast * 1.0001
 
 
-@given(st.lists(st.floats(0.5001, 2.0), min_size=1, max_size=watching.PLATEAU))
+@given(st.lists(st.floats(0.5001, 2.0), min_size=1, max_size=giving_up.PLATEAU))
 def test_a_plateau_at_the_start_says_nothing_of_the_fewest_iterations(residuals):
-    assert iterations_left([1.0, *residuals][: watching.PLATEAU], TOL)[0] == 0.0
+    assert iterations_left([1.0, *residuals][: giving_up.PLATEAU], TOL)[0] == 0.0
 
 
 @given(st.lists(st.floats(1e-12, 1e3), min_size=1, max_size=80), st.floats(1.0, 10.0))
@@ -95,7 +95,7 @@ def test_iterations_that_are_likely_to_end_sooner_than_a_factorisation_go_on(fac
 def watched(monkeypatch, residuals, seconds, *, factor, before=0.0, **more):
     """Iterations and seconds after which these residuals are given up; None if they are not."""
     now = [0.0]
-    monkeypatch.setattr(watching.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(giving_up.time, "perf_counter", lambda: now[0])
     watch, state = Watch(factor, begun=0.0, **more), State(np.zeros((1, 1)), np.zeros((1, 1)), "float64")
     now[0] = before
     for k, residual in enumerate(residuals):
@@ -116,7 +116,7 @@ def test_iterations_that_keep_their_promise_are_not_given_up(monkeypatch):
 
 def test_iterations_that_are_hopeless_are_given_up_at_once(monkeypatch):
     n, seconds = watched(monkeypatch, falling(0.01, 4000), 1.0, factor=100.0)
-    assert n <= watching.PLATEAU + 1 and seconds < MOST_LOST * 100
+    assert n <= giving_up.PLATEAU + 1 and seconds < MOST_LOST * 100
 
 
 @given(rate=st.floats(0.01, 1.0), before=st.floats(0.0, 20.0))
@@ -151,7 +151,7 @@ def test_a_step_is_compared_with_the_share_of_a_factorisation(monkeypatch):
 
 def test_steps_of_few_iterations_are_compared_as_a_whole(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(watching.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(giving_up.time, "perf_counter", lambda: now[0])
     watch = Watch(100.0, n_steps=10, begun=0.0)
     watch.begin_step()
     for now[0] in (20.0, 25.0, 40.0):  # 10, 5 and 10 s are lost
@@ -165,7 +165,7 @@ def test_steps_of_few_iterations_are_compared_as_a_whole(monkeypatch):
 
 def test_a_preconditioner_may_take_what_was_planned(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(watching.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(giving_up.time, "perf_counter", lambda: now[0])
     watch = Watch(30.0, prepared_after=12.0, begun=0.0)
     for now[0] in (5.0, 11.0, 23.0):
         watch.prepare()
