@@ -28,7 +28,7 @@ TOL = 1e-8
 @pytest.fixture(autouse=True)
 def idle(monkeypatch):
     """No other program takes a part of the processors."""
-    monkeypatch.setattr(watching, "slowdown", lambda: 1.0)
+    monkeypatch.setattr(giving_up, "slowdown", lambda: 1.0)
 
 
 RATES = st.floats(0.05, 2.0)
@@ -177,7 +177,7 @@ def test_a_preconditioner_may_take_what_was_planned(monkeypatch):
 def test_other_programs_that_take_the_processors_delay_a_factorisation_as_well(monkeypatch):
     slow = falling(0.2, 90)
     assert watched(monkeypatch, slow, 2.0, factor=100.0)[0] < 20
-    monkeypatch.setattr(watching, "slowdown", lambda: 2.0)
+    monkeypatch.setattr(giving_up, "slowdown", lambda: 2.0)
     assert watched(monkeypatch, slow, 2.0, factor=100.0) is None
     assert watched(monkeypatch, falling(0.02, 900), 2.0, factor=100.0) is not None
 
@@ -201,7 +201,7 @@ def decided(monkeypatch, *, after):
     """Give up at a number of decisions, or never."""
     calls = iter(range(10**6))
     # A decision to give up is made twice: once more after the processors were measured.
-    monkeypatch.setattr(watching, "is_given_up", lambda *_: after is not None and next(calls) in (after, after + 1))
+    monkeypatch.setattr(giving_up, "is_given_up", lambda *_: after is not None and next(calls) in (after, after + 1))
 
 
 def sample(n=400):
@@ -298,11 +298,11 @@ def test_a_run_that_is_killed_goes_on_iterating_with_the_time_that_has_passed(it
         raise Killed
 
     with pytest.MonkeyPatch.context() as patch, dask.config.set({"dkrr.checkpoint-seconds": 0}):
-        patch.setattr(watching, "is_given_up", kill)
+        patch.setattr(giving_up, "is_given_up", kill)
         with pytest.raises(Killed):
             KernelRidge(**fit).fit(X, y)
     lost = list[float]()
-    monkeypatch.setattr(watching, "is_given_up", lambda fewest, likely, sum_, *_: lost.append(sum_))
+    monkeypatch.setattr(giving_up, "is_given_up", lambda fewest, likely, sum_, *_: lost.append(sum_))
     model = KernelRidge(**fit).fit(X, y)
     assert model.plan_.solver == "cg" and model.plan_.chosen.otherwise is not None
     assert model.solve_result_.status is Status.CONVERGED
