@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -48,6 +48,10 @@ class DualFactor(DualMethod):
 
     factors_matrix = True
     itemsize: ClassVar[Itemsize]
+    ridge_of: ClassVar[type[DirectDual | FactoredDual]]
+    """Systems of a regression."""
+    gram_of: ClassVar[type[FactoredGram]]
+    """Matrix of a classification."""
 
     def recipes(self, p: Problem, r: Resources) -> Iterator[Strategy]:
         """In memory, where the matrix stays beside them if forming it again takes longer; then in tiles on disk."""
@@ -61,6 +65,30 @@ class DualFactor(DualMethod):
                 whole = factored_in_memory(site, self.itemsize, self, keeps=p.loss == "logistic")
                 yield kept_or_again(site, self, whole) if self.itemsize == 8 and p.loss == "squared" else whole
         yield from factored_in_tiles(p, r, self.itemsize, self)
+
+    def systems(self, data: TrainingData, plan: Plan, context: Context) -> DirectDual | FactoredDual:
+        return self.ridge_of(plan.chosen.details, data, plan, context)
+
+    def solved(
+        self,
+        systems: Any,
+        data: TrainingData,
+        plan: Plan,  # noqa: ARG002
+        context: Context,  # noqa: ARG002
+        start: DualStart | None,  # noqa: ARG002
+    ) -> Solution:
+        """One system after another; those in float32 have outcomes of iterations."""
+        outcomes = list[CGOutcome]()
+        for system in systems.systems():
+            with in_terms_of_alpha([system.alpha], "dual", partial(scale_of, data, "dual")):
+                outcome = systems.solve(system)
+            outcomes += [] if outcome is None else [outcome]
+        solution: Solution = systems.solution(merged(outcomes) if outcomes else None)
+        return solution
+
+    def objective(self, data: LabelledData, plan: Plan, context: Context) -> FormObjective:
+        matrix = self.gram_of(data, plan.chosen.details, context)
+        return dual_objective(matrix, lambda: StepFactors(matrix, context), data, plan, context)
 
 
 def factored_in_square(p: Problem, r: Resources, method: Method) -> Strategy:
@@ -96,32 +124,14 @@ class DualCholesky(DualFactor):
     name = "dual, Cholesky"
     solver = "cholesky"
     itemsize = 8
+    ridge_of = DirectDual
+    gram_of = FactoredGram
     folds_by = "factors"
 
     def why(self, c: Strategy, p: Problem, candidates: Sequence[Strategy]) -> list[Reason]:
         against = against_float32(p) if p.n > ONE_TILE else ""
         precision = [Reason("float64", f"in float64, since {against}")] if against else []
         return [*precision, *why_place(c, p, candidates)]
-
-    def systems(self, data: TrainingData, plan: Plan, context: Context) -> DirectDual:
-        return DirectDual(plan.chosen.details, data, plan, context)
-
-    def solved(
-        self,
-        systems: DirectDual,
-        data: TrainingData,
-        plan: Plan,  # noqa: ARG002
-        context: Context,  # noqa: ARG002
-        start: DualStart | None,  # noqa: ARG002
-    ) -> Solution:
-        for system in systems.systems():
-            with in_terms_of_alpha([system.alpha], "dual", partial(scale_of, data, "dual")):
-                systems.solve(system)
-        return systems.solution()
-
-    def objective(self, data: LabelledData, plan: Plan, context: Context) -> FormObjective:
-        matrix = FactoredGram(data, plan.chosen.details, context)
-        return dual_objective(matrix, lambda: StepFactors(matrix, context), data, plan, context)
 
 
 class DualFloat32(DualFactor):
@@ -130,6 +140,8 @@ class DualFloat32(DualFactor):
     name = "dual, Cholesky in float32"
     solver = "float32"
     itemsize = 4
+    ridge_of = FactoredDual
+    gram_of = Float32Gram
 
     def solver_of(self, c: Strategy) -> Literal["cholesky", "cg"]:
         return "cholesky" if c.details.tol is None else "cg"
@@ -169,27 +181,6 @@ class DualFloat32(DualFactor):
             "no factor is kept: that of the fit is in float32, and standard deviations take another one in float64, or "
             "conjugate gradient, when they are first asked for",
         )
-
-    def systems(self, data: TrainingData, plan: Plan, context: Context) -> FactoredDual:
-        return FactoredDual(plan.chosen.details, data, plan, context)
-
-    def solved(
-        self,
-        systems: FactoredDual,
-        data: TrainingData,
-        plan: Plan,  # noqa: ARG002
-        context: Context,  # noqa: ARG002
-        start: DualStart | None,  # noqa: ARG002
-    ) -> Solution:
-        outcomes = list[CGOutcome]()
-        for system in systems.systems():
-            with in_terms_of_alpha([system.alpha], "dual", partial(scale_of, data, "dual")):
-                outcomes.append(systems.solve(system))
-        return systems.solution(merged(outcomes))
-
-    def objective(self, data: LabelledData, plan: Plan, context: Context) -> FormObjective:
-        matrix = Float32Gram(data, plan.chosen.details, context)
-        return dual_objective(matrix, lambda: StepFactors(matrix, context), data, plan, context)
 
 
 def merged(outcomes: Sequence[CGOutcome]) -> CGOutcome:
