@@ -97,7 +97,7 @@ def iterations_left(residuals: Sequence[float], tol: float, expected: float = in
     if n <= width:  # nothing is known of the rate
         return 0.0, 0.0
     if n <= PLATEAU and levels[0] - levels[-1] < log(2.0):
-        return 0.0, max(expected - n, 0.0)
+        return 0.0, expected - n if n < expected < inf else inf  # a plan that was wrong says nothing any more
     best = float((levels[:-width] - levels[width:]).max()) / width
     recent = min(recent, n - 1)
     likely = float(levels[-1 - recent] - levels[-1]) / recent

@@ -77,6 +77,7 @@ def test_what_is_met_leaves_nothing():
     assert iterations_left([1.0, 1e-3, 1e-9], TOL) == (0.0, 0.0)
     assert iterations_left([1.0] * 40, TOL) == (inf, inf)
     assert iterations_left([1.0] * 10, TOL, 99) == (0.0, 89)  # nothing is known of the rate yet but by the plan
+    assert iterations_left([1.0] * 10, TOL, 9) == (0.0, inf)  # which was wrong
     assert iterations_left([inf, np.nan, 1e-9], TOL) == (0.0, 0.0)
 
 
@@ -134,6 +135,12 @@ def test_the_loss_is_at_most_a_third_of_the_factorisation(rate, before):
 
 def test_a_plateau_that_ends_in_time_is_waited_for(monkeypatch):
     assert watched(monkeypatch, [0.9] * 18 + falling(0.5, 38, 0.9), 1.0, factor=100.0) is None
+
+
+def test_on_a_plateau_the_plan_is_believed_until_its_iterations_are_over(monkeypatch):
+    plateau = [0.9] * 60  # of 5 s each: a third of the factor's time has passed after 7 of them
+    assert watched(monkeypatch, plateau, 5.0, factor=100.0) == (7, 35.0)
+    assert watched(monkeypatch, plateau, 5.0, factor=100.0, expected=12) == (12, 60.0)
 
 
 def test_the_runs_before_count(monkeypatch):
