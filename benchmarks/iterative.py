@@ -27,7 +27,7 @@ from dkrr.data import MemoryRows
 from dkrr.features import Nystroem
 from dkrr.fitting.costs.dual_cg_costs import cg_tile
 from dkrr.kernels import RBF, Laplacian
-from dkrr.linalg.products import TiledOperator
+from dkrr.linalg.gram_products import TiledOperator
 from dkrr.linalg.sources import KERNEL_BLOCK, GramTiles
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.store import TileGrid

@@ -17,8 +17,8 @@ import dkrr
 from benchmarks.candidates import admissible, best_of_kinds, is_same, kind, kind_of_plan, matches
 from benchmarks.cases import Case, command, memory_of_first_plan, surroundings
 from dkrr.fitting.costs.details import Iterative
+from dkrr.linalg.gram_products import Precision
 from dkrr.linalg.preconditioners import estimated_spectrum
-from dkrr.linalg.products import Precision
 from dkrr.machine import calibration, detection
 from dkrr.planning import Plan, Strategy
 from dkrr.planning.problem import Problem

@@ -15,8 +15,8 @@ from dkrr.data import MemoryRows
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.cholesky import TiledSystem, cholesky_tasks, n_updates
 from dkrr.linalg.column_sources import MatrixColumns
+from dkrr.linalg.gram_products import Operator
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
-from dkrr.linalg.products import Operator
 from dkrr.linalg.sources import MatrixTiles
 from dkrr.store import ChunkedArray, TileGrid
 from dkrr.store.paths import local_path

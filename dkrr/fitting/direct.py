@@ -17,8 +17,8 @@ from dkrr.fitting.context import Context
 from dkrr.linalg.cholesky import TiledSystem, check_diagonal, cholesky_tasks, n_updates, tile_steps
 from dkrr.linalg.condition import SolvedProbe, scaling_of, with_probe
 from dkrr.linalg.factor import DirectSystems, Factor, LocalFactor, MemoryFactor, SharedFactor
+from dkrr.linalg.gram_products import Precision
 from dkrr.linalg.in_memory_cholesky import InMemoryMatrix, factor_in_memory, memory_system
-from dkrr.linalg.products import Precision
 from dkrr.linalg.residual import Check, SystemSolution, TiledSolution, check_tiled, checked
 from dkrr.linalg.sources import TileSource
 from dkrr.linalg.substitution import Substitution, both_sweeps, sums_grid

@@ -25,9 +25,9 @@ from dkrr.fitting.results import Left, SavedPosterior, Solution
 from dkrr.linalg.condition import worst
 from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.factor import Factor
+from dkrr.linalg.gram_products import LastProduct
 from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.preconditioners import Identity, LazyPreconditioner, LowRank, Preconditioner
-from dkrr.linalg.products import LastProduct
 from dkrr.linalg.refinement import Refinement
 from dkrr.linalg.residual import Check, energies, subtract_intercept_residual, without_intercept
 from dkrr.linalg.result import Status, direct_status, is_doubtful

@@ -14,7 +14,7 @@ from dkrr.data import Rows
 from dkrr.data.rows import Block
 from dkrr.kernels import Kernel
 from dkrr.kernels.map_base import FeatureMap
-from dkrr.linalg.cross_gram import BLOCK_ROWS, ComputedCrossGram, CrossGram, GivenCrossGram
+from dkrr.linalg.cross_gram_products import BLOCK_ROWS, ComputedCrossGram, CrossGram, GivenCrossGram
 
 Array = NDArray[np.float64]
 

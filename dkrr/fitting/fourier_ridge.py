@@ -26,7 +26,7 @@ from dkrr.fitting.primal_ridge import MAX_REFINEMENTS, MIN_GAIN
 from dkrr.fitting.results import Left, SavedPosterior, Solution
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
 from dkrr.kernels.map_base import MapKernel
-from dkrr.linalg.cross_gram import cross_gram
+from dkrr.linalg.cross_gram_products import cross_gram
 from dkrr.linalg.fourier_normal import FourierNormalMatrix, even_modes, totals_of, update_dual_coefficients
 from dkrr.linalg.fourier_solvers import CGSolver, CholeskySolver, NormalSolver
 from dkrr.linalg.fourier_sums import FourierSums, sums_of_segment

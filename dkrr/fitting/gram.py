@@ -23,7 +23,7 @@ from dkrr.fitting.kept_preconditioner import KeptPreconditioner
 from dkrr.fitting.sampled import with_stored_arrays
 from dkrr.kernels import Kernel
 from dkrr.linalg.column_sources import ColumnSource, GramColumns, MatrixColumns
-from dkrr.linalg.cross_gram import BLOCK_ROWS, cross_gram
+from dkrr.linalg.cross_gram_products import BLOCK_ROWS, cross_gram
 from dkrr.linalg.factor import DirectSystems, Factor, ScaledFactor
 from dkrr.linalg.float32_tiles import (
     MAX_ROUNDING_RATIO,
@@ -32,9 +32,9 @@ from dkrr.linalg.float32_tiles import (
     rounding_ratio,
     rounding_scale,
 )
+from dkrr.linalg.gram_products import Operator, Precision, TiledOperator
 from dkrr.linalg.in_memory_cholesky import InMemoryMatrix
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
-from dkrr.linalg.products import Operator, Precision, TiledOperator
 from dkrr.linalg.solver_settings import RPCholesky
 from dkrr.linalg.sources import (
     GramTiles,

@@ -11,10 +11,10 @@ from dkrr.fitting.context import Context
 from dkrr.fitting.costs.dual_cg_costs import growth_seconds
 from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.giving_up import Watch, unwatched
+from dkrr.linalg.gram_products import Operator
 from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky, pivot_stopping_rule
 from dkrr.linalg.preconditioners import Preconditioner
-from dkrr.linalg.products import Operator
 from dkrr.linalg.solver_settings import ConjugateGradient, RPCholesky
 from dkrr.planning import Plan
 from dkrr.planning.strategy import Strategy

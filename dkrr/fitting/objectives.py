@@ -21,6 +21,7 @@ from dkrr.linalg.curvature import ByCompleteFactors, NewtonPreconditioners, Solv
 from dkrr.linalg.dual_objective import DualObjective
 from dkrr.linalg.factor import Factor
 from dkrr.linalg.fourier_likelihood import FourierLikelihoodPass, near_pass
+from dkrr.linalg.gram_products import Operator
 from dkrr.linalg.likelihood import WeightedLikelihood
 from dkrr.linalg.likelihood_passes import LikelihoodPass
 from dkrr.linalg.newton import (
@@ -29,7 +30,6 @@ from dkrr.linalg.newton import (
 )
 from dkrr.linalg.passes import Segment
 from dkrr.linalg.primal_objective import PrimalObjective
-from dkrr.linalg.products import Operator
 from dkrr.planning import Plan
 
 Array = NDArray[np.float64]

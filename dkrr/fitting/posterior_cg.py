@@ -38,10 +38,10 @@ from dkrr.fitting.request_plans import with_spectrum
 from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.linalg.conjugate_gradient import Iteration
-from dkrr.linalg.cross_gram import ComputedCrossGram
+from dkrr.linalg.cross_gram_products import ComputedCrossGram
+from dkrr.linalg.gram_products import Operator
 from dkrr.linalg.iteration_state import State
 from dkrr.linalg.preconditioners import Fixed, Identity, LowRank
-from dkrr.linalg.products import Operator
 from dkrr.linalg.quadrature import LanczosTrace
 from dkrr.linalg.result import Status, in_terms_of_alpha
 from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, BoundedSolution, ResidualBounds, VarianceBounds, variance_bounds

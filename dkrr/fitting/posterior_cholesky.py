@@ -29,7 +29,7 @@ from dkrr.fitting.results import Left, SavedPosterior
 from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.fitting.tiled_folds import errors_in_tiles, stored_context
 from dkrr.linalg.cholesky import Matrix
-from dkrr.linalg.cross_gram import ComputedCrossGram, cross_gram
+from dkrr.linalg.cross_gram_products import ComputedCrossGram, cross_gram
 from dkrr.linalg.held_out import HeldOutErrors, columns_at_once
 from dkrr.linalg.in_memory_cholesky import memory_grid
 from dkrr.linalg.posterior import FactoredPosterior

@@ -23,7 +23,7 @@ from dkrr.data.transformers import TransformedRows, transformed_block
 from dkrr.data.watched import FEW
 from dkrr.errors import InputError, NotFiniteError
 from dkrr.fitting.fitted_function import FittedFunction
-from dkrr.linalg.cross_gram import in_threads
+from dkrr.linalg.cross_gram_products import in_threads
 from dkrr.text import plural
 
 Advance = Callable[[float], None]

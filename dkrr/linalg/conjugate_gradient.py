@@ -30,9 +30,9 @@ from dkrr.blas import column_norms, column_sizes
 from dkrr.cluster import Progress
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.linalg.giving_up import unwatched
+from dkrr.linalg.gram_products import Operator, Precision
 from dkrr.linalg.iteration_state import CGOutcome, Cycle, State
 from dkrr.linalg.preconditioners import Identity, Preconditioner
-from dkrr.linalg.products import Operator, Precision
 from dkrr.linalg.result import Residuals, Status
 from dkrr.text import plural
 

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.linalg.gram_products import Operator, Precision
 from dkrr.linalg.likelihood import HessianRoot, Likelihood
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.preconditioners import Identity, LowRank, Preconditioner, Wrapped
-from dkrr.linalg.products import Operator, Precision
 
 Array = NDArray[np.float64]
 Columns = NDArray[np.intp]

@@ -20,9 +20,9 @@ from dkrr.linalg.curvature import (
     sensitivities,
 )
 from dkrr.linalg.giving_up import Watch, unwatched
+from dkrr.linalg.gram_products import Operator
 from dkrr.linalg.likelihood import HessianRoot, WeightedLikelihood
 from dkrr.linalg.newton import Mask, Objective, Point
-from dkrr.linalg.products import Operator
 
 Array = NDArray[np.float64]
 

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 from dkrr import blas
 from dkrr.cluster import Meter, resident
 from dkrr.linalg.column_sources import ColumnSource
-from dkrr.linalg.products import Precision
+from dkrr.linalg.gram_products import Precision
 from dkrr.store import ChunkedArray
 
 Array = NDArray[np.float64]

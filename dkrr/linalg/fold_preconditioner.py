@@ -32,6 +32,7 @@ from dkrr.blas import column_sizes
 from dkrr.cluster import RunRecord
 from dkrr.cost import Work
 from dkrr.kernels.blocks import mirror_lower
+from dkrr.linalg.gram_products import Precision
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.preconditioners import (
     LOW_PRECISION_RATIO,
@@ -40,7 +41,6 @@ from dkrr.linalg.preconditioners import (
     mean_residual_eigenvalue,
     small_cholesky,
 )
-from dkrr.linalg.products import Precision
 from dkrr.linalg.training_sets import TrainingSets
 
 Array = NDArray[np.float64]

@@ -22,8 +22,8 @@ from dkrr.data.rows import check_finite, dense
 from dkrr.kernels.fourier_grid import FourierGrid, Grid, flat_offsets
 from dkrr.kernels.nonuniform import Complex, Transform
 from dkrr.linalg.column_sources import ColumnSource
+from dkrr.linalg.gram_products import Operator, Precision
 from dkrr.linalg.passes import RowWriter, Segment
-from dkrr.linalg.products import Operator, Precision
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]

@@ -15,7 +15,7 @@ from dkrr import blas
 from dkrr.cluster import Executor, Meter, Progress, RunRecord, Share, Task
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.cholesky import TiledSystem, TileStep, cholesky_tasks, factor_tile, n_updates
-from dkrr.linalg.products import Operator, Precision
+from dkrr.linalg.gram_products import Operator, Precision
 from dkrr.linalg.sources import TileSource, cut_tile
 from dkrr.linalg.square import ONE_TILE
 from dkrr.store import MemoryMatrix, TileGrid

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.linalg.products import Precision
+from dkrr.linalg.gram_products import Precision
 from dkrr.linalg.result import Residuals, Status
 
 Array = NDArray[np.float64]

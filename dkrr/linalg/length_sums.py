@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.cluster import Meter, Task
 from dkrr.kernels.blocks import LARGE_STRIP_COLUMNS, LARGE_STRIP_ENTRIES, LARGE_STRIP_ROWS
-from dkrr.linalg.products import GROUPS_PER_PLACE, balanced_groups, tile_work
+from dkrr.linalg.gram_products import GROUPS_PER_PLACE, balanced_groups, tile_work
 from dkrr.linalg.sources import GramTiles, shifted
 from dkrr.store import TileGrid
 

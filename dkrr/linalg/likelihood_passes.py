@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.cluster import Executor, Meter, RunRecord, Task
 from dkrr.kernels.map_base import FeatureMap
+from dkrr.linalg.gram_products import Operator, Precision
 from dkrr.linalg.likelihood import Likelihood
 from dkrr.linalg.passes import Design, Segment
-from dkrr.linalg.products import Operator, Precision
 
 Array = NDArray[np.float64]
 

@@ -20,8 +20,8 @@ from dkrr.cluster import Executor, Meter, RunRecord, Task
 from dkrr.cost import Work
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.kernels.map_base import FeatureMap
+from dkrr.linalg.gram_products import Operator, Precision, narrow_product_slowdown
 from dkrr.linalg.passes import Design, RowWriter, Segment, SegmentVectors
-from dkrr.linalg.products import Operator, Precision, narrow_product_slowdown
 from dkrr.linalg.sources import read_range
 from dkrr.store import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
 

@@ -54,7 +54,7 @@ from dkrr.linalg.factor_rows import (
     square_rows,
     write_columns,
 )
-from dkrr.linalg.products import Precision
+from dkrr.linalg.gram_products import Precision
 from dkrr.linalg.sources import clear_upper
 from dkrr.linalg.square import gram_workspace_bytes
 from dkrr.store import ChunkedArray

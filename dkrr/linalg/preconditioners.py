@@ -21,8 +21,8 @@ from dkrr.data import MemoryRows, Rows
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.kernels import Kernel
 from dkrr.linalg.factor_rows import GRAM_ROWS
+from dkrr.linalg.gram_products import Precision
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
-from dkrr.linalg.products import Precision
 
 Array = NDArray[np.float64]
 

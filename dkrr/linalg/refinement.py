@@ -24,9 +24,9 @@ from dkrr.cluster import Progress
 from dkrr.linalg.condition import SolvedProbe, scaling_of, with_probe
 from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.float32_tiles import FLOAT64_ROUNDING
+from dkrr.linalg.gram_products import Operator
 from dkrr.linalg.iteration_state import State
 from dkrr.linalg.preconditioners import Preconditioner
-from dkrr.linalg.products import Operator
 
 Array = NDArray[np.float64]
 

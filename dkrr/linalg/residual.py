@@ -17,7 +17,7 @@ from dkrr.cluster import Executor, Progress, RunRecord
 from dkrr.cluster.tasks import Meter, Task
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.condition import Moments, SolvedProbe, condition_number, multiplied_probe
-from dkrr.linalg.products import TiledOperator
+from dkrr.linalg.gram_products import TiledOperator
 from dkrr.linalg.sources import TileSource, Vectors, read_range
 from dkrr.store import TileGrid
 

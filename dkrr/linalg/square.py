@@ -23,7 +23,7 @@ from dkrr.kernels.blocks import as_row_pair, mirror_lower
 from dkrr.linalg.cholesky import check_diagonal
 from dkrr.linalg.condition import SolvedProbe, with_probe
 from dkrr.linalg.factor import DirectSystems, Factor
-from dkrr.linalg.products import Operator, Precision
+from dkrr.linalg.gram_products import Operator, Precision
 from dkrr.linalg.residual import Check, SystemSolution, checked
 from dkrr.linalg.sources import KERNEL_BLOCK, fill_gram
 from dkrr.store import MemoryMatrix

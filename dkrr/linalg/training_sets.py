@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.cluster import RunRecord
-from dkrr.linalg.products import Operator, Precision
+from dkrr.linalg.gram_products import Operator, Precision
 
 Array = NDArray[np.float64]
 

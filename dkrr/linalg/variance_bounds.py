@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.blas import column_norms
 from dkrr.errors import InputError, NotFiniteError, NotPositiveDefiniteError
+from dkrr.linalg.gram_products import Precision
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.preconditioners import small_cholesky
-from dkrr.linalg.products import Precision
 
 Array = NDArray[np.float64]
 

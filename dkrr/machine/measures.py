@@ -27,7 +27,7 @@ from dkrr.errors import DkrrError
 from dkrr.kernels import CallableKernel, Kernel
 from dkrr.kernels.columns import Columns, Compound
 from dkrr.kernels.custom import FunctionCost
-from dkrr.linalg.products import Precision
+from dkrr.linalg.gram_products import Precision
 from dkrr.linalg.sources import cut_tile
 from dkrr.planning.facts import EntrySeconds
 from dkrr.planning.problem import Problem

@@ -7,8 +7,8 @@ from typing import Any, Literal, Self
 from dkrr.data.rows import sparse_bytes_at_once
 from dkrr.kernels import Kernel
 from dkrr.kernels.map_base import FeatureMap
+from dkrr.linalg.gram_products import Precision
 from dkrr.linalg.newton import NewtonWork
-from dkrr.linalg.products import Precision
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.planning.facts import NOTHING_MEASURED, Facts
 from dkrr.planning.reasons import Reason

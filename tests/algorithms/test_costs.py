@@ -10,8 +10,8 @@ from dkrr.data import MemoryRows, as_rows
 from dkrr.kernels import RBF
 from dkrr.linalg import cholesky
 from dkrr.linalg.cholesky import tile_steps
+from dkrr.linalg.gram_products import TileGroup, multiply_bytes, multiply_group
 from dkrr.linalg.in_memory_cholesky import InMemoryMatrix, factor_in_memory, inverse_bytes, memory_bytes, memory_system
-from dkrr.linalg.products import TileGroup, multiply_bytes, multiply_group
 from dkrr.linalg.sources import GramTiles, MatrixTiles
 from dkrr.linalg.substitution import (
     apply_bytes,

@@ -251,7 +251,7 @@ def test_what_is_kept_of_the_training_rows_is_bounded_and_not_pickled(monkeypatc
     assert len(pickle.dumps(model)) == len(pickled)
     for other in (model, pickle.loads(pickled)):
         assert_array_equal(predict(other, X), first)
-    monkeypatch.setattr("dkrr.linalg.cross_gram.KEPT_BYTES", RBF().kept_bytes(3000, 4) - 1)
+    monkeypatch.setattr("dkrr.linalg.cross_gram_products.KEPT_BYTES", RBF().kept_bytes(3000, 4) - 1)
     other = replace(model)
     assert_array_equal(predict(other, X), first)
     assert other.cross._kept is None

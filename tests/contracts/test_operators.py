@@ -15,12 +15,12 @@ from dkrr.kernels import RBF, Laplacian, Linear, Polynomial
 from dkrr.kernels.maps import IdentityMap, PolynomialMap
 from dkrr.linalg import sources, square
 from dkrr.linalg.curvature import Curvature, CurvatureOperator
+from dkrr.linalg.gram_products import LastProduct, TiledOperator
 from dkrr.linalg.in_memory_cholesky import InMemoryMatrix
 from dkrr.linalg.likelihood import Bernoulli, Softmax
 from dkrr.linalg.likelihood_passes import CurvatureProduct, LikelihoodPass
 from dkrr.linalg.normal import NormalOperator
 from dkrr.linalg.passes import Design, Segment
-from dkrr.linalg.products import LastProduct, TiledOperator
 from dkrr.linalg.sources import FormedTiles, GramTiles, MatrixTiles
 from dkrr.linalg.square import SquareMatrix
 from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets

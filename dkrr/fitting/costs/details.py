@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dkrr.linalg.products import Precision
+from dkrr.linalg.gram_products import Precision
 from dkrr.planning.tile_sizes import Tiling
 
 

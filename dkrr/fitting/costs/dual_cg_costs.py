@@ -22,17 +22,17 @@ from dkrr.linalg.conjugate_gradient import (
     cycles_in_low_precision,
 )
 from dkrr.linalg.fold_preconditioner import capacitance_work
+from dkrr.linalg.gram_products import (
+    GROUPS_PER_PLACE,
+    Precision,
+    calls_work,
+)
 from dkrr.linalg.pivoted_cholesky import (
     FACTOR_BYTES,
     factor_rows_bytes,
     partial_apply_work,
     partial_factor_work,
     small_matrix_work,
-)
-from dkrr.linalg.products import (
-    GROUPS_PER_PLACE,
-    Precision,
-    calls_work,
 )
 from dkrr.linalg.sources import KERNEL_BLOCK
 from dkrr.planning.problem import Problem, Systems

@@ -13,10 +13,10 @@ from dkrr.fitting.costs.gram_costs import GramCosts
 from dkrr.fitting.costs.tile_costs import Cut, Itemsize, cuts
 from dkrr.linalg.cholesky import cholesky_task_bytes
 from dkrr.linalg.float32_tiles import MAX_ROUNDING_RATIO, refining_iterations, rounding_ratio
+from dkrr.linalg.gram_products import calls_work
 from dkrr.linalg.in_memory_cholesky import factoring_bytes, memory_bytes, memory_grid
 from dkrr.linalg.likelihood import SECONDS_PER_SCORE
 from dkrr.linalg.newton import MIN_SHIFT_RATIO, SECONDS_PER_STEP, SECONDS_PER_STEP_IN_MEMORY, VECTORS_HELD
-from dkrr.linalg.products import calls_work
 from dkrr.linalg.residual import uses_symmetry
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.linalg.square import ONE_TILE, copy_work, factor_work, solving_work

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from dkrr.cost import Stage, Work
+from dkrr.linalg.gram_products import Precision, multiply_bytes, pass_work
 from dkrr.linalg.held_out import columns_at_once, folds_flops, stored_bytes, stored_work
 from dkrr.linalg.normal import TARGET_PASSES
-from dkrr.linalg.products import Precision, multiply_bytes, pass_work
 from dkrr.linalg.sources import KERNEL_BLOCK
 from dkrr.linalg.square import gram_workspace_bytes
 from dkrr.planning.resources import cold_fraction

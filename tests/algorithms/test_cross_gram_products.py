@@ -8,8 +8,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from dkrr.data import MemoryRows, write_rows
 from dkrr.errors import NotFiniteError
 from dkrr.kernels import RBF, CallableKernel, Polynomial, Precomputed
-from dkrr.linalg import cross_gram as module
-from dkrr.linalg.cross_gram import ComputedCrossGram, cross_gram
+from dkrr.linalg import cross_gram_products as module
+from dkrr.linalg.cross_gram_products import ComputedCrossGram, cross_gram
 from tests.stores import place
 from tests.systems import random
 

@@ -18,9 +18,9 @@ from dkrr.kernels import RBF, Linear, Polynomial
 from dkrr.kernels.maps import IdentityMap
 from dkrr.linalg import products, sources
 from dkrr.linalg.column_sources import GramColumns, MatrixColumns
+from dkrr.linalg.gram_products import GROUPS_PER_PLACE, LastProduct, TiledOperator, TileGroup, tile_work
 from dkrr.linalg.normal import NormalOperator
 from dkrr.linalg.passes import Design, Segment
-from dkrr.linalg.products import GROUPS_PER_PLACE, LastProduct, TiledOperator, TileGroup, tile_work
 from dkrr.linalg.sources import FormedTiles, GramTiles, MatrixTiles, ResidentRows
 from dkrr.linalg.square import gram_workspace_bytes
 from dkrr.store import TileGrid
