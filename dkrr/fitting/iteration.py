@@ -38,7 +38,6 @@ def watch_of(plan: Plan, direct: Strategy) -> Watch:
     return Watch(
         factor_seconds=sum(s.seconds for s in direct.stages if s.name != drawing),
         n_steps=max(chosen.n_steps, 1),
-        expected=chosen.iterations / max(chosen.n_steps, 1),
         prepared_after=sum(s.seconds for s in chosen.stages if s.name in before),
     )
 

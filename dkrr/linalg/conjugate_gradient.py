@@ -23,7 +23,6 @@ from math import ceil, log, nan
 from typing import Literal
 
 import numpy as np
-import scipy.linalg
 from numpy.typing import NDArray
 
 from dkrr.blas import column_norms, column_sizes
@@ -34,6 +33,7 @@ from dkrr.linalg.gram_products import Operator, Precision
 from dkrr.linalg.iteration_state import CGOutcome, Cycle, State
 from dkrr.linalg.preconditioners import Identity, Preconditioner
 from dkrr.linalg.result import Residuals, Status
+from dkrr.linalg.ritz import ritz_values
 from dkrr.text import plural
 
 Array = NDArray[np.float64]
@@ -104,38 +104,6 @@ def condition_number(
         low = np.maximum(low, least)
     ratios = np.divide(high, low, out=np.full(len(high), nan), where=low > 0)
     return float(np.fmax.reduce(np.maximum(ratios, 1.0))) if np.isfinite(ratios).any() else nan
-
-
-def ritz_values(steps: Array, products: Array) -> tuple[float, float]:
-    """Extreme eigenvalues of Lanczos's tridiagonal matrix, from the coefficients of conjugate gradient.
-
-    Parameters
-    ----------
-    steps : ndarray of shape (k,)
-        Step lengths.
-    products : ndarray of shape (k,)
-        rᵀz before each of them. From the first NaN on, both are ignored.
-
-    Returns
-    -------
-    smallest, largest : float
-        NaN without an iteration.
-
-    References
-    ----------
-    G. H. Golub, C. F. Van Loan, "Matrix Computations", 4th ed., 2013, section 11.3.
-    """
-    unusable = np.flatnonzero(~(np.isfinite(steps) & np.isfinite(products) & (steps > 0) & (products > 0)))
-    k = int(unusable[0]) if len(unusable) else len(steps)
-    if k == 0:
-        return nan, nan
-    steps, beta = steps[:k], products[1:k] / products[: k - 1]
-    diagonal = 1.0 / steps
-    diagonal[1:] += beta / steps[:-1]
-    if not np.isfinite(diagonal).all():
-        return nan, nan
-    values = scipy.linalg.eigvalsh_tridiagonal(diagonal, np.sqrt(beta) / steps[:-1])
-    return max(float(values[0]), 0.0), float(values[-1])
 
 
 CYCLE_TOL_FRACTION = 0.9
@@ -243,7 +211,8 @@ class Iteration:
         self._b = self.right_sides if (self._sizes == 1).all() else self.right_sides / self._sizes
         norms = column_norms(self._b)
         self._norms = np.where(norms > 0, norms, 1.0)
-        self._traced = columns_to_trace(self.shift, self.right_sides.shape[1] if self.estimates_condition else 0)
+        is_traced = self.estimates_condition or self.watch is not unwatched
+        self._traced = columns_to_trace(self.shift, self.right_sides.shape[1] if is_traced else 0)
         resumed = state is not None
         if state is None:
             state = self._first_state(start)
@@ -357,7 +326,7 @@ class Iteration:
         cycle = state.cycle
         assert cycle is not None
         state.cycle = None
-        if cycle.traced and len(self._traced):
+        if self.estimates_condition and cycle.traced and len(self._traced):
             state.extremes = extremes_of(cycle.traced, self.preconditioner, self._traced, state.extremes)
         columns = cycle.columns
         x = state.x[:, columns] + cycle.correction

@@ -1,7 +1,7 @@
 """State of conjugate gradient, as a checkpoint holds it, and its outcome."""
 
 from dataclasses import dataclass, field
-from math import nan
+from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from dkrr.linalg.gram_products import Precision
 from dkrr.linalg.result import Residuals, Status
+from dkrr.linalg.ritz import ritz_values
 
 Array = NDArray[np.float64]
 
@@ -105,6 +106,12 @@ class Cycle:
     traced: list[Array] = field(default_factory=list)
     """Step lengths and rᵀz before them of the columns that are traced, (2, t), one array for every iteration; NaN where
     a column had converged."""
+
+    def condition(self) -> float:
+        """Condition number of the preconditioned matrix that the traced columns show so far; NaN without any."""
+        extremes = np.array([ritz_values(*column) for column in np.array(self.traced).transpose(2, 1, 0)])
+        low, high = np.fmin.reduce(extremes[:, 0], initial=inf), np.fmax.reduce(extremes[:, 1], initial=nan)
+        return float(high / low) if 0 < low < inf else nan
 
 
 @dataclass(frozen=True)

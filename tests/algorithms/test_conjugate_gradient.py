@@ -12,11 +12,12 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.blas import column_sizes
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
-from dkrr.linalg.conjugate_gradient import STALL_ITERATIONS, Iteration, cycles_in_low_precision, ritz_values
+from dkrr.linalg.conjugate_gradient import STALL_ITERATIONS, Iteration, cycles_in_low_precision
 from dkrr.linalg.iteration_state import State
 from dkrr.linalg.preconditioners import Diagonal, Identity, LowRank, Preconditioner
 from dkrr.linalg.quadrature import LanczosTrace, log_quadrature
 from dkrr.linalg.result import Status
+from dkrr.linalg.ritz import ritz_values
 from tests.oracles import naive_conjugate_gradient
 from tests.pairs import every_pair
 from tests.systems import MatrixOperator, one_blas_thread, partial_factor, positive_definite, random  # noqa: F401

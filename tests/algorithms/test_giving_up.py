@@ -3,7 +3,7 @@
 Histories are made up; what a fit does is forced by a decision that is made up, too.
 """
 
-from math import exp, inf, log
+from math import exp, inf, log, log1p
 
 import dask
 import numpy as np
@@ -16,8 +16,8 @@ import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.errors import WrongStoreError
 from dkrr.linalg import giving_up
-from dkrr.linalg.giving_up import ACCELERATION, MOST_LOST, GivenUpError, Watch, is_given_up, iterations_left
-from dkrr.linalg.iteration_state import State
+from dkrr.linalg.giving_up import ACCELERATION, MOST_LOST, OPTIMISM, GivenUpError, Watch, is_given_up, iterations_left
+from dkrr.linalg.iteration_state import Cycle, State
 from dkrr.linalg.result import Residuals
 from dkrr.planning import iterations_first, planner
 from dkrr.solvers import Status
@@ -62,9 +62,21 @@ def test_the_best_rate_so_far_bounds_what_is_left_from_below(fast, slow, n, plat
         assert fewest <= log(residuals[-1] / TOL) / fast * 1.0001
 
 
-@given(st.lists(st.floats(0.5001, 2.0), min_size=1, max_size=giving_up.PLATEAU))
+@given(st.lists(st.floats(0.5001, 2.0), min_size=1, max_size=giving_up.EARLY))
 def test_a_plateau_at_the_start_says_nothing_of_the_fewest_iterations(residuals):
-    assert iterations_left([1.0, *residuals][: giving_up.PLATEAU], TOL)[0] == 0.0
+    assert iterations_left([1.0, *residuals][: giving_up.EARLY], TOL)[0] == 0.0
+
+
+@given(st.floats(1.0, 1e6), st.integers(6, giving_up.EARLY))
+def test_at_the_start_the_rate_of_the_ritz_values_counts(condition, n):
+    fewest, likely = iterations_left([1.0] * n, TOL, condition)
+    root = condition**0.5
+    chebyshev = inf if root == 1 else -log((root - 1) / (root + 1))
+    assert_allclose(likely, OPTIMISM * log(1 / TOL) / min(chebyshev, log1p(2e9)), rtol=1e-6)
+    assert fewest == 0.0
+    steady = falling(1.0, n)
+    assert iterations_left(steady, TOL, condition)[1] <= iterations_left(steady, TOL)[1]
+    assert iterations_left(falling(1.0, 2 * giving_up.EARLY), TOL, condition)[0] <= likely
 
 
 @given(st.lists(st.floats(1e-12, 1e3), min_size=1, max_size=80), st.floats(1.0, 10.0))
@@ -76,8 +88,7 @@ def test_a_smaller_tolerance_never_leaves_fewer(residuals, factor):
 def test_what_is_met_leaves_nothing():
     assert iterations_left([1.0, 1e-3, 1e-9], TOL) == (0.0, 0.0)
     assert iterations_left([1.0] * 40, TOL) == (inf, inf)
-    assert iterations_left([1.0] * 10, TOL, 99) == (0.0, 89)  # nothing is known of the rate yet but by the plan
-    assert iterations_left([1.0] * 10, TOL, 9) == (0.0, inf)  # which was wrong
+    assert iterations_left([1.0] * 10, TOL) == (0.0, inf)  # nothing is known of the rate yet
     assert iterations_left([inf, np.nan, 1e-9], TOL) == (0.0, 0.0)
 
 
@@ -93,12 +104,12 @@ def test_iterations_that_are_likely_to_end_sooner_than_a_factorisation_go_on(fac
     assert given_up or likely <= factor or lost < MOST_LOST * factor
 
 
-def watched(monkeypatch, residuals, seconds, *, factor, before=0.0, **more):
+def watched(monkeypatch, residuals, seconds, *, factor, before=0.0, cycle=None, **more):
     """Iterations and seconds after which these residuals are given up; None if they are not."""
     now = [0.0]
     monkeypatch.setattr(giving_up.time, "perf_counter", lambda: now[0])
     watch, state = Watch(factor, begun=0.0, **more), State(np.zeros((1, 1)), np.zeros((1, 1)), "float64")
-    now[0] = before
+    now[0], state.cycle = before, cycle
     for k, residual in enumerate(residuals):
         now[0] += seconds
         state.iteration += 1
@@ -117,7 +128,7 @@ def test_iterations_that_keep_their_promise_are_not_given_up(monkeypatch):
 
 def test_iterations_that_are_hopeless_are_given_up_at_once(monkeypatch):
     n, seconds = watched(monkeypatch, falling(0.01, 4000), 1.0, factor=100.0)
-    assert n <= giving_up.PLATEAU + 1 and seconds < MOST_LOST * 100
+    assert n <= giving_up.EARLY + 1 and seconds < MOST_LOST * 100
 
 
 @given(rate=st.floats(0.01, 1.0), before=st.floats(0.0, 20.0))
@@ -137,10 +148,21 @@ def test_a_plateau_that_ends_in_time_is_waited_for(monkeypatch):
     assert watched(monkeypatch, [0.9] * 18 + falling(0.5, 38, 0.9), 1.0, factor=100.0) is None
 
 
-def test_on_a_plateau_the_plan_is_believed_until_its_iterations_are_over(monkeypatch):
-    plateau = [0.9] * 60  # of 5 s each: a third of the factor's time has passed after 7 of them
-    assert watched(monkeypatch, plateau, 5.0, factor=100.0) == (7, 35.0)
-    assert watched(monkeypatch, plateau, 5.0, factor=100.0, expected=12) == (12, 60.0)
+@pytest.mark.parametrize(("eigenvalue", "ends"), [(1e-4, (7, 35.0)), (0.3, None)])
+def test_on_a_plateau_the_ritz_values_decide(monkeypatch, eigenvalue, ends):
+    # Two eigenvalues, 1 and this one: coefficients of two steps have both.
+    A, b = np.diag([1.0, eigenvalue]), np.array([1.0, 1.0])
+    traced, r, p = list[np.ndarray](), b.copy(), b.copy()
+    for _ in range(2):
+        step = (r @ r) / (p @ A @ p)
+        traced.append(np.array([[step], [r @ r]]))
+        new = r - step * A @ p
+        r, p = new, new + (new @ new) / (r @ r) * p
+    cycle = Cycle(*[np.zeros(1)] * 7, traced=[*traced, *[np.full((2, 1), np.nan)] * giving_up.WINDOW])
+    assert_allclose(cycle.condition(), 1 / eigenvalue, rtol=1e-9)
+    # 5 s each: a third of the factor's time has passed after 7 of them.
+    plateau = [0.9] * 18 + falling(2.0, 10, 0.9)
+    assert watched(monkeypatch, plateau, 5.0, factor=200.0 if ends is None else 100.0, cycle=cycle) == ends
 
 
 def test_the_runs_before_count(monkeypatch):
