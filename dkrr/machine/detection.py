@@ -12,8 +12,8 @@ import dask
 import psutil
 
 from dkrr.checks import parse_bytes, shown, whole
+from dkrr.cluster.control_groups import ROOT
 from dkrr.cluster.process import (
-    ROOT,
     Confinement,
     ambient_client,
     available_bytes,

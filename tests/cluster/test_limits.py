@@ -7,7 +7,8 @@ import sys
 import psutil
 import pytest
 
-from dkrr.cluster.process import available_bytes, memory_groups, resident_bytes, usable_cores
+from dkrr.cluster.control_groups import memory_groups
+from dkrr.cluster.process import available_bytes, resident_bytes, usable_cores
 from dkrr.machine.detection import detect
 
 MIB = 2**20
