@@ -1,10 +1,7 @@
 """Ridge regression on a Fourier grid: a few transforms of every row, and a system as large as the grid.
 
 The rows are passed over once for the sums of ΦᵀWΦ and ΦᵀWy, and once for α = W(y − Φβ)/λ, whose sums over the
-waves give u = Φᵀα, the coefficients of predictions. In exact arithmetic u = β; what is left, Φ(β − u), is the residual
-of the dual system (K + λW⁻¹)α = y, whose norm follows from these sums. A refinement adds WΦδ/λ to α for
-δ = β − u − (A + λI)⁻¹A(β − u): it corrects α itself, where another β and an α computed from it would stall at the
-rounding of y − Φβ.
+waves are the coefficients of predictions. `fourier_refinement` computes α and its residual, and corrects it.
 """
 
 from collections.abc import Mapping
@@ -18,19 +15,17 @@ from dkrr.cluster import Task
 from dkrr.data import MemoryRows, Rows
 from dkrr.fitting.context import Context
 from dkrr.fitting.costs.details import FourierSolve
-from dkrr.fitting.costs.fourier_costs import REFINED_RESIDUAL
 from dkrr.fitting.data import TrainingData
+from dkrr.fitting.fourier_refinement import FourierRefinement
 from dkrr.fitting.iteration import settings_of
 from dkrr.fitting.normal_rows import RIDGE, NormalRows
-from dkrr.fitting.primal_ridge import MAX_REFINEMENTS, MIN_GAIN
 from dkrr.fitting.results import Left, SavedPosterior, Solution
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
 from dkrr.kernels.map_base import MapKernel
 from dkrr.linalg.cross_gram_products import cross_gram
-from dkrr.linalg.fourier_normal import FourierNormalMatrix, even_modes, totals_of, update_dual_coefficients
+from dkrr.linalg.fourier_normal import FourierNormalMatrix
 from dkrr.linalg.fourier_solvers import CGSolver, CholeskySolver, NormalSolver
 from dkrr.linalg.fourier_sums import FourierSums, sums_of_segment
-from dkrr.linalg.sources import Vectors
 from dkrr.planning import Plan
 from dkrr.store import TileGrid
 from dkrr.text import plural
@@ -39,16 +34,6 @@ Array = NDArray[np.float64]
 
 EXACT_ROWS = 256
 """Rows on which the residual is measured with exact entries, where the error of a grid was asked for."""
-ROUNDING, SEEN = 5e-16, 2.0
-"""Rounding of Φᵀα and of Φu, over √Σw: times k(x, x) ‖α‖₂, and times what is seen of it in Σα and the typical k(x, z).
-(Measured in long double: the sum of both is 1 to 10 times the error.)"""
-ENOUGH = 0.2
-"""Residual over that of rounding at which α is not refined further."""
-
-
-def _over(norms: Array, sizes: Array) -> Array:
-    """Norms of residuals relative to those of targets, of shape (t,); 0 for targets that are 0."""
-    return np.asarray(np.divide(norms, sizes, out=np.zeros_like(norms), where=sizes > 0))
 
 
 class FourierRidge:
@@ -90,26 +75,6 @@ class FourierRidge:
         assert total is not None
         return total
 
-    def _pass(self, stage: str, known: Vectors | None, duals: Vectors, coef: Array, offset: Array) -> tuple[Any, Array]:
-        """α, and its sums over the waves of the doubled grid, (t, ...), with the sizes beside them, (3, t)."""
-        arguments = (known, duals, coef, offset, 1.0 / self._data.alphas)
-        tasks = [
-            Task(
-                f"duals-{k}",
-                update_dual_coefficients,
-                (self._phi, segment, *arguments),
-                flops=segment.stop - segment.start,
-            )
-            for k, segment in enumerate(self._segments)
-        ]
-        values, total = self._context.run_tasks(stage, tasks), np.zeros(0)
-        for k in range(len(tasks)):
-            part = values.pop(f"duals-{k}")
-            total = part if k == 0 else np.add(total, part, out=total)
-        t = coef.shape[1]
-        modes = total[: -3 * t].view(np.complex128).reshape(t, *self._grid.n_sum_modes)
-        return modes, total[-3 * t :].reshape(3, t)
-
     def solution(self) -> Solution:
         """Solution of all targets."""
         data, context, alphas = self._data, self._context, self._data.alphas
@@ -118,52 +83,28 @@ class FourierRidge:
         matrix, sizes, means = system.matrix, np.sqrt(sums.squares), system.means
         assert isinstance(matrix, FourierNormalMatrix)
         solver = self._solver(matrix)
-        coef = solver.solve(system.moments, alphas)
-        # A task that runs twice, since its worker was lost, must find α as it was: stored ones are written elsewhere.
-        duals = other = self._rows.new_errors(data.room_for_errors)
-        if not context.in_memory:
-            other = self._rows.new_errors(data.room_for_errors, "refined")
-        modes, dual_sizes = self._pass("training errors", None, duals, coef, means @ coef)
-        residuals, rounds, typical = np.full(len(alphas), np.inf), 0, float(np.sqrt(matrix.mean_square()))
-        while True:
-            u = self._grid.of_modes(even_modes(modes, self._grid))
-            left = coef - u
-            product = matrix.multiply(left)
-            squares = np.einsum("ij,ij->j", left, product)
-            found = _over(np.sqrt(np.maximum(squares, 0.0)), sizes)
-            rounding = _over(self._rounding(dual_sizes, matrix.total, typical), sizes)
-            gained, residuals = found.max() <= MIN_GAIN * residuals.max(), found
-            is_done = (found <= np.maximum(REFINED_RESIDUAL, ENOUGH * rounding)).all()
-            if is_done or not gained or rounds == MAX_REFINEMENTS:
-                break
-            offset = np.zeros(len(alphas))
-            if data.fit_intercept:  # Σα is 0 with an intercept: what it is from rounding goes to all rows alike
-                total = totals_of(modes)
-                left, offset = left + means[:, None] * total, alphas * total / matrix.total
-                product = matrix.multiply(left)
-            change = left - solver.solve(product, alphas)
-            modes, dual_sizes = self._pass("true residual", duals, other, change, means @ change + offset)
-            duals, other = other, duals
-            coef, rounds = coef - change, rounds + 1
+        bound = 0.0 if self._is_named else self._grid.bound
+        refinement = FourierRefinement(self._rows, data, context, self._segments, matrix, means, sizes, bound)
+        found = refinement.run(solver, solver.solve(system.moments, alphas))
         # Predictions are those of α, in the box as outside: where no rows are β is the less certain the smaller λ is.
-        intercept = self._means - means @ u
-        near = FourierZones(self._phi).near.grid(data.rows.shape[1]).of_modes(modes)
+        intercept = self._means - means @ found.u
+        near = FourierZones(self._phi).near.grid(data.rows.shape[1]).of_modes(found.modes)
         least = float(alphas.min())
         condition = system.condition(least, lambda probe: solver.solve(probe, np.array([least])))
         saved = self._saved(sums, solver) if self._strategy.keeps_factors else {}
         solver.close()
-        messages = [f"α refined {plural(rounds, 'time')}"] if rounds else []
-        dual_coef = self._rows.loaded_errors(duals, data.room_for_errors)
+        messages = [f"α refined {plural(found.rounds, 'time')}"] if found.rounds else []
+        dual_coef = self._rows.loaded_errors(found.duals, data.room_for_errors)
         if self._is_named:
             messages.append(self._exactness(dual_coef, intercept))
         return Solution(
             dual_coef=dual_coef,
-            coef=u,
+            coef=found.u,
             near=near,
             intercept=intercept,
             rows=None,
-            residual=float((residuals + rounding).max()),
-            residuals=residuals + rounding,
+            residual=float(found.residuals.max()),
+            residuals=found.residuals,
             condition=condition,
             iterations=solver.iterations,
             messages=(*messages, *getattr(solver, "messages", ())),
@@ -185,22 +126,6 @@ class FourierRidge:
             least, max_iter = float(self._data.alphas.min()), settings_of(self._plan).max_iter
             return CGSolver(matrix, least, self._strategy.rank_limit, self._context.progress, max_iter)
         return CholeskySolver(matrix, self._context.progress, len(set(self._data.alphas.tolist())))
-
-    def _rounding(self, dual_sizes: Array, total: float, typical: float) -> Array:
-        """Bounds of what the error of the grid and the rounding of Φu add to the residuals of the dual systems, (t,).
-
-        Parameters
-        ----------
-        dual_sizes : ndarray of shape (3, t)
-            Sizes of `update_dual_coefficients`.
-        total : float
-            Σ w.
-        typical : float
-            Root mean square of k(x, z).
-        """
-        bound, (absolute, squares, seen) = 0.0 if self._is_named else self._grid.bound, dual_sizes
-        rounding = ROUNDING * self._grid.unit * np.sqrt(squares) + SEEN * typical * np.sqrt(seen)
-        return np.asarray(np.sqrt(total) * (bound * absolute + rounding))
 
     @property
     def _is_named(self) -> bool:

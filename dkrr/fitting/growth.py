@@ -20,7 +20,7 @@ from dkrr.errors import InputError, warn_inaccurate
 from dkrr.fitting.context import Context, open_context, progress_of
 from dkrr.fitting.costs.fourier_costs import lost_alpha
 from dkrr.fitting.data import TrainingData, shared_fields
-from dkrr.fitting.fourier_ridge import ROUNDING as GRID_ROUNDING
+from dkrr.fitting.fourier_refinement import ROUNDING as GRID_ROUNDING
 from dkrr.fitting.grids import refuse_outside
 from dkrr.fitting.primal_ridge import INEXACT_PREDICTIONS
 from dkrr.fitting.primal_rows import PrimalRows

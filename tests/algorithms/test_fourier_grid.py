@@ -13,7 +13,7 @@ import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV
 from dkrr.errors import InputError, PlanError
 from dkrr.features import FourierGrid
-from dkrr.fitting import fourier_ridge, grids, request_plans
+from dkrr.fitting import fourier_refinement, fourier_ridge, grids, request_plans
 from dkrr.fitting.costs.details import FourierSolve
 from dkrr.kernels import RBF, Columns, Linear, Matern, fourier_grid
 from dkrr.kernels.fourier_grid import FourierZones
@@ -450,7 +450,7 @@ def test_a_run_that_was_stopped_keeps_its_sums(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(fourier_ridge, "update_dual_coefficients", stopped)
+        patch.setattr(fourier_refinement, "update_dual_coefficients", stopped)
         with pytest.raises(KeyboardInterrupt):
             KernelRidge(kernel="rbf", gamma=12.0, form="primal", store=store).fit(X, y)
     monkeypatch.setattr(fourier_ridge, "sums_of_segment", stopped)
