@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dkrr.fitting.plans import plan
     from dkrr.machine.calibration import calibrate
     from dkrr.selection.optimum import Optimum
-    from dkrr.store.inspection import RunStatus, Verification, status, verify
+    from dkrr.store.status_and_damage import RunStatus, Verification, status, verify
 
 __version__ = "0.1.0"
 
@@ -34,7 +34,7 @@ _MODULES = {
     "dkrr.estimators": ("KernelLogisticRegression", "KernelLogisticRegressionCV", "KernelRidge", "KernelRidgeCV"),
     "dkrr.estimators.gram_matrix": ("gram",),
     "dkrr.selection.optimum": ("Optimum",),
-    "dkrr.store.inspection": ("RunStatus", "Verification", "status", "verify"),
+    "dkrr.store.status_and_damage": ("RunStatus", "Verification", "status", "verify"),
     "dkrr.machine.calibration": ("calibrate",),
     "dkrr.estimators.saving": ("load", "save"),
     "dkrr.fitting.plans": ("plan",),

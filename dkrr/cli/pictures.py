@@ -15,7 +15,7 @@ import numpy as np
 from dkrr.checks import location, shown
 from dkrr.cli.command import named
 from dkrr.errors import InputError
-from dkrr.store.inspection import TileMap
+from dkrr.store.status_and_damage import TileMap
 from dkrr.text import plural
 
 Draw = Callable[[Any], None]

@@ -14,9 +14,9 @@ from dkrr.errors import InputError, StoreError
 from dkrr.estimators.kernel_estimator import KernelEstimator
 from dkrr.estimators.model_description import LIBRARY_VERSIONS, outcome_of, summary_of
 from dkrr.store.description import describe_model, is_model
-from dkrr.store.inspection import notes_of_run, status, tile_maps
 from dkrr.store.paths import refuse_enclosing, resolved_place
 from dkrr.store.places import check_free, written_aside
+from dkrr.store.status_and_damage import notes_of_run, status, tile_maps
 from dkrr.text import card_of_text, format_bytes, format_seconds
 
 __all__ = ["report"]

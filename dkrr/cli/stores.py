@@ -50,7 +50,7 @@ def status(**given: Any) -> None:
     With a map of the tiles of every matrix that is not complete.
     """
     import dkrr as library
-    from dkrr.store.inspection import MAX_LINES, map_in_text, tile_maps
+    from dkrr.store.status_and_damage import MAX_LINES, map_in_text, tile_maps
 
     with named("RUN"):
         found = library.status(_place(given, "RUN", "a run"))

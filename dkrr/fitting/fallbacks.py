@@ -21,7 +21,7 @@ from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
 from dkrr.planning import Plan
 from dkrr.planning.iterations_first import GIVEN_UP
 from dkrr.planning.problem import Because
-from dkrr.planning.reasons import Reason
+from dkrr.planning.reason import Reason
 
 Models = tuple[FittedModel, ...]
 

@@ -10,7 +10,7 @@ from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Chol
 from dkrr.planning.explain import SMALL_SECONDS, why_cg
 from dkrr.planning.iterations_first import NOT_SURELY_FASTER, SURE_SPEEDUP
 from dkrr.planning.problem import Problem
-from dkrr.planning.reasons import NO_REASON, Reason
+from dkrr.planning.reason import NO_REASON, Reason
 from dkrr.planning.resources import Resources
 from dkrr.planning.uncertainty import UncertaintyPlan
 from dkrr.planning.work import CostModel, Step

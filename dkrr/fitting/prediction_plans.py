@@ -20,7 +20,7 @@ from dkrr.machine.detection import detect
 from dkrr.machine.measures import with_measured_kernel
 from dkrr.planning.predictions import Deviations, Prediction, PredictionPlan, power_of_two
 from dkrr.planning.problem import Problem
-from dkrr.planning.reasons import Reason
+from dkrr.planning.reason import Reason
 from dkrr.text import format_bytes, plural
 
 MIN_PLANNED, FLOPS_PER_ENTRY = 1e8, 100.0

@@ -26,7 +26,7 @@ from dkrr.planning.facts import TYPICAL, Spectrum
 from dkrr.planning.iterations_first import is_soon_done
 from dkrr.planning.planner import choose
 from dkrr.planning.problem import Because, Problem
-from dkrr.planning.reasons import NO_REASON, Reason
+from dkrr.planning.reason import NO_REASON, Reason
 from dkrr.planning.resources import Resources
 from dkrr.text import format_bytes
 

@@ -31,7 +31,7 @@ from dkrr.planning.drawing import drawing_reasons
 from dkrr.planning.explain import NOT_ENOUGH_MEMORY, why_form
 from dkrr.planning.plan import Plan
 from dkrr.planning.problem import Problem
-from dkrr.planning.reasons import Reason
+from dkrr.planning.reason import Reason
 from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Resources
 from dkrr.planning.searches import NOTHING_LEFT, Optimising, SelectionPlan
 from dkrr.planning.selection import RISES, FoldSizes, ScoringPlan

@@ -14,7 +14,7 @@ from dkrr.fitting.score_plans import plan_scores, whole_plan, with_parts
 from dkrr.kernels.fourier_grid import SERIES_ROUNDING
 from dkrr.kernels.nonuniform import is_available
 from dkrr.planning.problem import Problem
-from dkrr.planning.reasons import Reason
+from dkrr.planning.reason import Reason
 from dkrr.planning.resources import Resources
 from dkrr.planning.searches import NOTHING_LEFT, Optimising, SelectionPlan
 from dkrr.planning.selection import FoldSizes, ScoringPlan

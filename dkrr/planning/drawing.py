@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from dkrr.cost import Stage
-from dkrr.planning.reasons import Reason
+from dkrr.planning.reason import Reason
 from dkrr.text import format_bytes, format_seconds, plural
 
 

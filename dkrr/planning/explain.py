@@ -6,7 +6,7 @@ from typing import Any
 
 from dkrr.planning.iterations_first import GIVEN_UP
 from dkrr.planning.problem import Form, Problem
-from dkrr.planning.reasons import Reason, codes_of
+from dkrr.planning.reason import Reason, codes_of
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import Strategy
 from dkrr.planning.target_batches import batch_reason

@@ -14,7 +14,7 @@ from dkrr.cost import Stage
 from dkrr.linalg.giving_up import MOST_LOST
 from dkrr.planning.facts import TYPICAL
 from dkrr.planning.problem import Problem
-from dkrr.planning.reasons import NO_REASON, Reason
+from dkrr.planning.reason import NO_REASON, Reason
 from dkrr.planning.strategy import Strategy
 from dkrr.text import format_seconds
 

@@ -13,7 +13,7 @@ from dkrr.planning.explain import NO_FACTOR_LEFT, NOT_ENOUGH_MEMORY, SMALL_SECON
 from dkrr.planning.iterations_first import doubt, is_soon_done, watched
 from dkrr.planning.plan import Plan
 from dkrr.planning.problem import Form, Layout, Problem
-from dkrr.planning.reasons import NO_REASON, Reason
+from dkrr.planning.reason import NO_REASON, Reason
 from dkrr.planning.resources import WORKER_BASELINE_BYTES, Resources
 from dkrr.planning.strategy import Method, Solver, Strategy
 from dkrr.planning.tile_sizes import MAX_TILES_PER_SIDE, TILE_SIZES

@@ -7,7 +7,7 @@ from dkrr.planning.explain import Reasoned
 from dkrr.planning.iterations_first import DOUBT_OF_ESTIMATE
 from dkrr.planning.plan import NARROW, RATES
 from dkrr.planning.problem import Form, Problem
-from dkrr.planning.reasons import Reason
+from dkrr.planning.reason import Reason
 from dkrr.planning.uncertainty import UncertaintyPlan
 from dkrr.text import format_bytes, format_seconds, plural
 

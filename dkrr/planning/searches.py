@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from dkrr.planning.explain import columns_of, layout
 from dkrr.planning.plan import ITERATION_STAGE, RATES, Plan
-from dkrr.planning.reasons import Reason
+from dkrr.planning.reason import Reason
 from dkrr.planning.selection import FoldSizes, ScoringPlan
 from dkrr.text import Explained, format_bytes, format_seconds, plural
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from dkrr.cost import Stage
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.planning.problem import Form, Loss, Problem
-from dkrr.planning.reasons import NO_REASON, Reason, codes_of
+from dkrr.planning.reason import NO_REASON, Reason, codes_of
 from dkrr.planning.resources import Execution, Resources, Workplace
 from dkrr.planning.tile_sizes import Tiling
 

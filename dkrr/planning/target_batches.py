@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import ceil
 
 from dkrr.planning.problem import Problem
-from dkrr.planning.reasons import Reason
+from dkrr.planning.reason import Reason
 from dkrr.planning.resources import Resources
 from dkrr.planning.work import BATCH_VECTORS
 from dkrr.text import plural

@@ -39,9 +39,9 @@ from dkrr.planning.resources import Resources
 from dkrr.planning.searches import SelectionPlan, seconds_of_fit, seconds_of_scores
 from dkrr.planning.selection import FoldSizes, ScoringPlan
 from dkrr.selection.curve import LearningCurve
+from dkrr.selection.fold_sums import PrimalFolds
 from dkrr.selection.folds import Folds, SelectionData
 from dkrr.selection.optimum import Search
-from dkrr.selection.primal_folds import PrimalFolds
 from dkrr.selection.scores import Report, Score, ScoreSheet
 from dkrr.selection.sweep import Refit, sweep
 from dkrr.store.run_store import ENDED

@@ -25,7 +25,7 @@ from dkrr.fitting.posteriors import Posteriors
 from dkrr.kernels import CallableKernel
 from dkrr.solvers import ConjugateGradient
 from dkrr.store.format import read_group
-from dkrr.store.inspection import tile_maps
+from dkrr.store.status_and_damage import tile_maps
 from dkrr.text import card_of_text, details, table
 from tests.interface.conftest import run as command
 from tests.stores import edit

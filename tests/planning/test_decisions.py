@@ -14,7 +14,7 @@ from dkrr.fitting.score_plans import plan_scores, whole_plan, with_parts
 from dkrr.kernels import RBF, AdditiveChi2, Laplacian, Polynomial, Precomputed, Sigmoid
 from dkrr.planning.facts import Facts, Spectrum
 from dkrr.planning.problem import Layout
-from dkrr.planning.reasons import codes_of
+from dkrr.planning.reason import codes_of
 from dkrr.planning.resources import Rates, WorkerShare
 from dkrr.planning.selection import FoldSizes
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, RPCholesky

@@ -16,7 +16,7 @@ from dkrr.fitting.score_plans import plan_scores
 from dkrr.kernels import RBF
 from dkrr.machine import detection
 from dkrr.planning.facts import Facts, Spectrum
-from dkrr.planning.reasons import codes_of
+from dkrr.planning.reason import codes_of
 from dkrr.planning.searches import SelectionPlan
 from dkrr.planning.selection import FoldSizes
 from dkrr.solvers import Cholesky, ConjugateGradient

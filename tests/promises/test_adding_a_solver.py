@@ -9,7 +9,7 @@ from dkrr.cost import Stage
 from dkrr.fitting import methods
 from dkrr.fitting.methods.solving import SolvingMethod
 from dkrr.fitting.results import Solution
-from dkrr.planning.reasons import Reason
+from dkrr.planning.reason import Reason
 from dkrr.planning.strategy import Strategy
 from dkrr.planning.tile_sizes import Tiling
 

@@ -22,9 +22,9 @@ from dkrr.errors import DkrrError, InputError, StoreError, WrongStoreError
 from dkrr.store import RunStore
 from dkrr.store.description import FORMAT_VERSION
 from dkrr.store.format import read_group, write_group
-from dkrr.store.inspection import TileMap, map_in_text
 from dkrr.store.lock import owned
 from dkrr.store.places import free_bytes, place_at
+from dkrr.store.status_and_damage import TileMap, map_in_text
 from tests.stores import edit, flip
 
 FORMATS = Path(__file__).parents[2] / "docs" / "reference" / "formats.md"

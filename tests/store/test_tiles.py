@@ -10,8 +10,8 @@ from numpy.testing import assert_array_equal
 import dkrr
 from dkrr.errors import StoreError
 from dkrr.store import MemoryMatrix, RunStore, TileGrid
-from dkrr.store.inspection import tile_maps
 from dkrr.store.matrix import empty_tile, padded_width
+from dkrr.store.status_and_damage import tile_maps
 from tests.stores import edit, flip, tiled
 
 RAGGED = TileGrid(n=23, tile=10, panel=5)

@@ -24,7 +24,7 @@ from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning import Plan
 from dkrr.planning.explain import why_cg
 from dkrr.planning.problem import Problem
-from dkrr.planning.reasons import NO_REASON, Reason
+from dkrr.planning.reason import NO_REASON, Reason
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import Strategy
 from dkrr.text import format_bytes

@@ -18,7 +18,7 @@ from dkrr.linalg.cholesky import factor_bytes
 from dkrr.linalg.in_memory_cholesky import memory_bytes
 from dkrr.planning import Plan
 from dkrr.planning.problem import Problem
-from dkrr.planning.reasons import Reason
+from dkrr.planning.reason import Reason
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import Strategy
 from dkrr.planning.target_batches import of_one_batch

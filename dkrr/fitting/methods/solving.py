@@ -12,7 +12,7 @@ from dkrr.linalg.triangle import kept_shape
 from dkrr.planning import Plan
 from dkrr.planning.explain import NOT_ENOUGH_MEMORY
 from dkrr.planning.problem import Problem
-from dkrr.planning.reasons import Reason
+from dkrr.planning.reason import Reason
 from dkrr.planning.strategy import Method, Strategy
 from dkrr.store import ChunkedArray, TileGrid
 from dkrr.text import format_bytes, plural
