@@ -748,9 +748,10 @@ class KernelRidge(RidgeRegressor):
     why one was chosen.
 
     Solvers. With "auto", Cholesky factors in float32 where λ allows it, and refines in float64 to
-    the level of rounding; conjugate gradient is taken if it is projected to be at least three times
-    as fast as a factorisation that takes longer than three seconds. `tol` holds for it in either
-    form; `solve_result_.residual` has what was reached.
+    the level of rounding. A fit begins with conjugate gradient where that is projected to take less
+    than 0.8 of the time, and changes to a factor if its residuals show that this is faster; `plan_`
+    and the messages of `solve_result_` say so. `tol` holds for conjugate gradient in either form;
+    `solve_result_.residual` has what was reached.
 
     Uncertainty. With ``uncertainty=True`` the factor is in float64, and is kept in memory or in the
     store of the run: standard deviations, the likelihood and leave-one-out residuals follow without
