@@ -103,7 +103,9 @@ def fits(case: Case, plan: Plan) -> list[Way]:
         asked = replace(case, solver="cg", rank=rank)
         problem = replace(plan.problem, solver=asked.solver_value())
         same = {name: kind(c)[name] for name in ("form", "solver", "execution", "n_workers", "precision")}
-        priced = [one for one in admissible(problem, plan.resources) if matches(one, same)] if rank else []
+        priced = list[Strategy]()
+        with suppress(dkrr.errors.DkrrError):  # none has room for it
+            priced = [one for one in admissible(problem, plan.resources) if matches(one, same)] if rank else []
         found += [_way(asked, one) for one in sorted(priced, key=lambda one: one.seconds)[:1]]
     return found
 
