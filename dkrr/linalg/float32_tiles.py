@@ -32,8 +32,10 @@ FLOAT64_ROUNDING = 2.0**-53
 MAX_ROUNDING_RATIO = 1e-2
 """Largest rounding ratio with which a factor in float32 is tried. Measured with RBF and Matérn kernels of 2 and 16
 columns, 3,000 and 8,000 rows: up to 13 iterations at 5e-3, 14 to 25 at 3e-2, and a breakdown from 5e-2 on."""
-ITERATIONS_RATIO = 20.0
-"""Reduction of the residual by an iteration, divided by the rounding ratio (fits the same measurements)."""
+ITERATIONS_RATIO = 3.0
+"""Reduction of the residual by an iteration, divided by the rounding ratio, that a plan expects (measured: 20 with two
+columns and nearly singular matrices; below 1 with 8 and 16 columns, and with the rows of molecules and flights, where
+3 to 6 iterations suffice)."""
 
 
 def rounding_ratio(n: int, relative_shift: float) -> float:

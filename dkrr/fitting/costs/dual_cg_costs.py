@@ -17,7 +17,7 @@ from dkrr.fitting.costs.dual_costs import MAX_TILE, newton_steps
 from dkrr.fitting.costs.gram_costs import GramCosts
 from dkrr.fitting.costs.iteration_estimates import dual_iterations
 from dkrr.linalg.conjugate_gradient import (
-    MIXED_ITERATION_FACTOR,
+    RESTARTED_ITERATION_FACTOR,
     ROUND_TRIPS_PER_ITERATION,
     cycles_in_low_precision,
 )
@@ -172,7 +172,8 @@ class IterativeDual:
             return iterations, s.n_products
         if precision == "float64":
             return iterations, 1
-        return ceil(iterations * MIXED_ITERATION_FACTOR), cycles_in_low_precision(s.tol)
+        cycles = cycles_in_low_precision(s.tol)
+        return ceil(iterations * RESTARTED_ITERATION_FACTOR ** (cycles - 1)), cycles
 
     def strategy(self, method: Method, precision: Precision, fraction: float) -> Strategy:
         """Candidate with tiles in a fraction of the memory that is left for them."""
@@ -196,7 +197,8 @@ class IterativeDual:
         p, s, site, slots = self.problem, self.systems, self.site, self.site.place.slots
         precision, tile, kept = products.precision, products.tile, products.kept_fraction(slots)
         iterations, n_products = self.counts(precision)
-        first = site.product(1, precision) + Work(fresh_bytes=float(products.itemsize) * p.n**2 / 2)
+        # Threads of a process get new pages one after another.
+        fresh = Work(fresh_bytes=float(products.itemsize) * p.n**2 / 2 / max(site.place.n_workers, 1))
         check: tuple[Precision, float] = ("float64", 0.0) if precision == "float32" else (precision, kept)
         reads = not products.keeps_rows and not site.holds_rows
         x_read = Work(row_bytes=p.stored_bytes * (products.n_tiles + 1) / 2 if reads else 0.0)
@@ -212,7 +214,8 @@ class IterativeDual:
             Step("preconditioner", self._middles(self.rank), by="blas"),
             Step("preconditioner", Work(written_bytes=columns, disk_bytes=columns), seconds=0.0),
             Step("preconditioner", small_matrix_work(p.n, self.rank, slots), (s.n_steps - 1) * s.n_columns, "caller"),
-            Step("Gram matrix", first, kept),
+            Step("Gram matrix", site.product(1, precision), kept),
+            Step("Gram matrix", fresh, kept, "caller"),
             Step("conjugate gradient", site.product(s.n_active, precision, kept) + x_read, iterations),
             Step("conjugate gradient", calls_work(p.n, tile, kept), iterations),
             Step("conjugate gradient", partial_apply_work(p.n, self.rank, s.n_active, precision), iterations),
