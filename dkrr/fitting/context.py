@@ -32,6 +32,7 @@ from dkrr.data.stored import StoredCopy
 from dkrr.data.watched import BlockSums, WatchedRows
 from dkrr.errors import InputError, MemoryLimitError, StoreError, UnreachableStoreError
 from dkrr.fitting.data import FitData
+from dkrr.fitting.kept import Kept
 from dkrr.fitting.storage import (
     Checkpoints,
     EndsWhenLost,
@@ -238,6 +239,8 @@ class Context:
     """Bytes moved outside of tasks: the copy of X, and rows that processes read once and keep."""
     watch: Watch | None = None
     """Watches iterations that a factorisation may replace."""
+    kept: Kept | None = None
+    """What earlier rows have left, where this fit has more; None: it begins with nothing."""
     _resident: list[Rows] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -180,6 +180,28 @@ Matrix = TiledMatrix | MemoryMatrix
 
 
 @dataclass(frozen=True)
+class KeptFactor:
+    """Complete factor of the first rows of a system, with the same tile and panel; its grid is smaller."""
+
+    matrix: Matrix
+
+    @property
+    def n(self) -> int:
+        """Rows that it has."""
+        return self.matrix.grid.n
+
+    @property
+    def whole_rows(self) -> int:
+        """Tile rows that are those of the larger factor."""
+        return self.n // self.matrix.grid.tile
+
+    @property
+    def top(self) -> int:
+        """Rows of its last tile row, if that is not whole; they are the first ones of a tile row of the larger factor."""
+        return self.n % self.matrix.grid.tile
+
+
+@dataclass(frozen=True)
 class TiledSystem:
     """A + diag(s) = L Lᵀ with A in tiles; what is stored is known by name, so that it travels to workers."""
 
@@ -193,6 +215,8 @@ class TiledSystem:
     """Tile columns that one task subtracts; 0 means all."""
     partial: tuple[Matrix, ...] = ()
     """S after the first `columns_per_task` tile columns, after the next, and so on."""
+    kept: KeptFactor | None = None
+    """Factor of the first rows, whose whole tile rows `factor` has already."""
 
     def __post_init__(self) -> None:
         if any(sums.dtype != self.factor.dtype for sums in self.partial):
