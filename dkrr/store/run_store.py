@@ -317,6 +317,11 @@ class RunStore:
         described = self._described()
         return int(1 + max(described["generation"], (described["growing"] or {"number": 0})["number"]))
 
+    @property
+    def is_growing(self) -> bool:
+        """Whether a growth is worked on that is not complete."""
+        return self._growing > 0
+
     def has_grown(self, name: str) -> bool:
         """Whether a matrix has tile rows in arrays of its own and of the run that it grows from."""
         return name in self._facts[1]
