@@ -19,12 +19,13 @@ from dkrr.errors import InputError, NotFiniteError, NotPositiveDefiniteError, St
 from dkrr.fitting.kept import Kept
 from dkrr.store import RunStore, TiledMatrix, TileGrid
 from dkrr.store.run_store import (
+    CHECKPOINT,
     FACTORED,
     GROWTH,
-    PIVOTS,
     UNLIKE_OURS,
     WORK,
     differences,
+    notes_of_iterations,
     plain,
     refusal,
 )
@@ -377,20 +378,12 @@ def _with_given_up(entries: dict[str, Any], described: dict[str, Any]) -> dict[s
 
 def _before(run: _Run) -> dict[str, Any] | None:
     """Entry of what the iterations of a run have found; that of the run before, if this one has found nothing."""
-    store, described = run.store, run.described
-    checkpoint, pivots = None, described["notes"].get(PIVOTS)
-    with suppress(StoreError):  # a damaged note
-        checkpoint = store.checkpoint()
-    if checkpoint is None and pivots is None:
-        before: dict[str, Any] | None = described["before"]
+    described, notes = run.described, notes_of_iterations(run.described["notes"])
+    if CHECKPOINT not in notes and described["before"] is not None:
+        before: dict[str, Any] = described["before"]
         return before
     group = f"{GROWTH}{described['generation']}" if described["generation"] else None
-    return {
-        "n": run.n,
-        "group": group,
-        "checkpoint": checkpoint,
-        "pivots": store.inner(pivots) if isinstance(pivots, str) else None,
-    }
+    return {"n": run.n, "group": group, "notes": notes} if notes else None
 
 
 def is_factored(described: dict[str, Any]) -> bool:
