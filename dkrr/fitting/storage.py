@@ -140,7 +140,7 @@ class StoredArrays(Storage):
             if (
                 found is not None
                 and (self._is_claimed or found["fingerprint"] is None)
-                and not found["notes"].get(WORK)
+                and not self.store.note(WORK)
             ):
                 self.store.set_note(STAGE, {"name": name, "done": done})
 
