@@ -293,6 +293,12 @@ class Context:
         """Bytes written by all workers."""
         return self.meter.bytes_written + (self.record.bytes_written if self.record.tasks else 0)
 
+    def commit_growth(self) -> None:
+        """Give up what has grown, once all of it has; what is factored from now on begins with nothing."""
+        if self.kept is not None:
+            self.kept.commit()
+            self.kept = None
+
     def run_tasks(
         self, stage_name: str, tasks: list[Task], done_flops: float = 0.0, detail: str = ""
     ) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.linalg.cholesky import Matrix
-from dkrr.linalg.in_memory_cholesky import InMemoryMatrix
+from dkrr.linalg.in_memory_cholesky import GROWING_TILE, InMemoryMatrix
 
 Array = NDArray[np.float64]
 
@@ -36,3 +36,16 @@ class Kept:
     """Rows that the factor has and whose weight is 0 now."""
     commit: Callable[[], None] = _nothing
     """Called once all factors have grown: what they replace is given up."""
+
+    @property
+    def tile(self) -> int:
+        """Rows of a tile of what grows in memory; a factor of a single tile is cut first."""
+        found = self.matrix or self.factor("system-0") or self.factor("factored-0")
+        return GROWING_TILE if found is None or found.grid.n_tiles == 1 else found.grid.tile
+
+    def extended(self, scale: Array | None, n: int) -> Array | None:
+        """√w with which the factor has its rows and takes the others of n, of shape (n,); `scale` is that of the data."""
+        if self.scale is None:
+            return scale
+        own = np.ones(n) if scale is None else scale
+        return np.concatenate([self.scale, own[self.n :]])
