@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dkrr.data.rows import Checksums, digest_of
 from dkrr.errors import InputError, NotFiniteError, NotPositiveDefiniteError, StoreError, UnreachableStoreError
 from dkrr.fitting.kept import Kept
+from dkrr.linalg.left_out import MAX_FRACTION, pays
 from dkrr.store import RunStore, TiledMatrix, TileGrid
 from dkrr.store.run_store import (
     CHECKPOINT,
@@ -37,8 +38,6 @@ ROW_WEIGHTS = "row-weights"
 """Array of the weights that the rows of factors were scaled with; none where all are 1."""
 WEIGHTS = ("sample_weight", "weight")
 """Names of the weights in fingerprints."""
-MAX_LEFT_OUT = 0.1
-"""Most rows that a factor keeps though they are left out, as a fraction: of more the others are factored anew."""
 CHUNK_ROWS = 2**20
 """Rows of a chunk of weights."""
 FACTOR_GROUPS = {"cholesky": "system", "float32": "factored"}
@@ -233,7 +232,7 @@ class _Run:
     @property
     def serves(self) -> bool:
         """Whether factors of the run serve the fit."""
-        return self.weights is not None and len(self.rows_left_out) <= MAX_LEFT_OUT * self.n
+        return self.weights is not None and pays(self.n, len(self.rows_left_out))
 
     def left_out(self, factor: Callable[[str], TiledMatrix | None] = lambda _: None, commit: Any = None) -> Kept | None:
         """What is kept of factors of the run; None if nothing but what is in the store already."""
@@ -352,7 +351,7 @@ def _grown(store: RunStore, run: _Run, entries: dict[str, Any]) -> Claim:
     _write_weights(store, weights)
     commit = partial(store.commit_growth, **{FACTORED: offer.n})
     if not run.serves:
-        text = f"more than {MAX_LEFT_OUT:.0%} of its rows are left out, or their weights are not known"
+        text = f"more than {MAX_FRACTION:.0%} of its rows are left out, or their weights are not known"
         message = f"the run in the store does not serve: {text}; all others are factored anew"
         return Claim(Kept(0, lambda _: None, commit=commit), (message,))
 

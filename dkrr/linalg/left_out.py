@@ -104,20 +104,7 @@ class LeftOutFactor(Factor):
         return inverse, scale[:, None]
 
     def solve(self, right_sides: Array) -> Array:
-        return self.projected(self.factor.solve(right_sides))
-
-    def projected(self, x: Array) -> Array:
-        """Solution of the system without the rows, from x = A⁻¹ b of the whole one.
-
-        Parameters
-        ----------
-        x : ndarray of shape (n, m)
-            Overwritten.
-
-        Returns
-        -------
-        ndarray of shape (n, m)
-        """
+        x = self.factor.solve(right_sides)
         lower, scale = self._inverse_factor
         size = np.abs(x[self.rows]).max(axis=0)
         for _ in range(MAX_PROJECTIONS):
@@ -133,7 +120,3 @@ class LeftOutFactor(Factor):
         x[self.rows] = 0.0
         return x
 
-
-def without_rows(factor: Factor, rows: NDArray[np.intp]) -> Factor:
-    """Factor that solves the system without some rows; itself where there are none."""
-    return LeftOutFactor(factor, rows) if len(rows) else factor
