@@ -7,6 +7,7 @@ which precision.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,7 @@ from dkrr.linalg.float32_tiles import (
 from dkrr.linalg.gram_products import Operator, Precision, TiledOperator
 from dkrr.linalg.in_memory_cholesky import InMemoryMatrix
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
+from dkrr.linalg.preconditioners import GROWTH
 from dkrr.linalg.solver_settings import RPCholesky
 from dkrr.linalg.sources import (
     GramTiles,
@@ -239,13 +241,17 @@ class FactoredGram(GramMatrix):
             whole = kept.matrix
         return whole if kept is None else whole.leaving_out(kept.left_out)
 
+    @property
+    def in_memory(self) -> InMemoryMatrix | None:
+        """The matrix where its tiles stay in memory beside its factors."""
+        source = getattr(self.systems, "source", None)
+        return source if isinstance(source, InMemoryMatrix) else None
+
     def operator(self) -> Operator:
-        systems = self.systems
+        systems, in_memory = self.systems, self.in_memory
         if isinstance(systems, SquareMatrix):
             return systems
-        if isinstance(systems, MemorySystems) and isinstance(systems.source, InMemoryMatrix):
-            return systems.source
-        return self._operator(self._tiles(), tile=self._products_tile)
+        return in_memory if in_memory is not None else self._operator(self._tiles(), tile=self._products_tile)
 
     def factors(
         self,
@@ -346,6 +352,9 @@ class GramOperator(GramMatrix):
                 factor.grow(settings.rank, after_round)
             elif factor.rank == 0 or is_complete is False:
                 factor.grow(factor.capacity, after_round)
+            elif checkpoints is not None and not checkpoints.has_any and not is_enough(factor):
+                # The run has grown, or has not iterated yet: an iteration goes on with the factor that it began with.
+                factor.grow(min(factor.capacity, ceil(GROWTH * factor.rank)), after_round)
             if kept is not None:
                 kept.end()
         if checkpoints is not None:
