@@ -19,7 +19,7 @@ from dkrr.linalg.condition import SolvedProbe, scaling_of, with_probe
 from dkrr.linalg.factor import DirectSystems, Factor, LocalFactor, MemoryFactor, SharedFactor
 from dkrr.linalg.gram_products import Precision
 from dkrr.linalg.in_memory_cholesky import InMemoryMatrix, factor_in_memory, memory_system
-from dkrr.linalg.left_out import LeftOutFactor
+from dkrr.linalg.left_out import without_rows
 from dkrr.linalg.residual import Check, SystemSolution, TiledSolution, check_tiled, checked
 from dkrr.linalg.sources import TileSource
 from dkrr.linalg.substitution import Substitution, both_sweeps, sums_grid
@@ -141,7 +141,7 @@ class MemorySystems(TileSystems):
 
 def without_left_out(factor: Factor, context: Context) -> Factor:
     """The factor, without the rows that it has and that are left out now."""
-    return LeftOutFactor(factor, context.left_out) if len(context.left_out) else factor
+    return without_rows(factor, context.left_out)
 
 
 def tile_threads(grid: TileGrid, n_threads: int) -> AbstractContextManager[Executor]:

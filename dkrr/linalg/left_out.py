@@ -120,3 +120,7 @@ class LeftOutFactor(Factor):
         x[self.rows] = 0.0
         return x
 
+
+def without_rows(factor: Factor, rows: NDArray[np.intp]) -> Factor:
+    """Factor that solves the system without some rows; itself where there are none."""
+    return LeftOutFactor(factor, rows) if len(rows) else factor
