@@ -106,7 +106,7 @@ class LeftOutFactor(Factor):
     def solve(self, right_sides: Array) -> Array:
         x = self.factor.solve(right_sides)
         lower, scale = self._inverse_factor
-        size = np.abs(x[self.rows]).max(axis=0)
+        small = np.finfo(self.matrix.dtype).eps * np.abs(x[self.rows]).max(axis=0)
         for _ in range(MAX_PROJECTIONS):
             multipliers = x[self.rows] * scale
             blas.solve_lower(lower, multipliers)
@@ -114,8 +114,7 @@ class LeftOutFactor(Factor):
             sides = np.zeros(x.shape)
             sides[self.rows] = multipliers * scale
             x -= self.factor.solve(sides)
-            left = np.abs(x[self.rows]).max(axis=0)
-            if not (left > np.finfo(np.float64).eps * size).any():
+            if (np.abs(x[self.rows]).max(axis=0) <= small).all():
                 break
         x[self.rows] = 0.0
         return x
