@@ -101,7 +101,11 @@ class LeftOutFactor(Factor):
         failed = blas.cholesky_in_place(inverse)
         if failed:
             row = int(self.rows[failed - 1])
-            raise NotPositiveDefiniteError(f"row {row} cannot be left out: its pivot in A⁻¹ is not positive", row)
+            raise NotPositiveDefiniteError(
+                f"row {row} cannot be left out of the factor that has it, which is singular there to rounding; expected "
+                f"a matrix that is not: increase alpha, or give another store= to factor the other rows alone",
+                row,
+            )
         return inverse, scale[:, None]
 
     def solve(self, right_sides: Array) -> Array:

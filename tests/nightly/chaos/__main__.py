@@ -211,14 +211,17 @@ def kills(places: tuple[str, ...], **given: Any) -> None:
 def grow(places: tuple[str, ...], **given: Any) -> None:
     """Let runs and models grow at random, with kills; 1,000 sequences."""
     campaign = Campaign("growths", **given)
-    drawn = zip(range(campaign.trials or 1000), growths.sequences(campaign.seed), strict=False)
-    chosen = [(number, place) for number, place in drawn if not campaign.numbers or number in campaign.numbers]
-    calls = [
-        (number, ("tests.nightly.chaos.growths:trial", place, campaign.seed, number))
-        for number, place in chosen
-        if not places or place in places
-    ]
-    sys.exit(campaign.run(calls, is_confined=False))
+
+    def calls() -> Iterator[Call]:
+        left = campaign.trials or 1000
+        for number, place in enumerate(growths.sequences(campaign.seed)):
+            if left == 0 or number > max(campaign.numbers, default=number):
+                return
+            if (not campaign.numbers or number in campaign.numbers) and (not places or place in places):
+                left -= 1
+                yield number, ("tests.nightly.chaos.growths:trial", place, campaign.seed, number)
+
+    sys.exit(campaign.run(calls(), is_confined=False))
 
 
 @main.command()
