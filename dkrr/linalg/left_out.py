@@ -102,7 +102,7 @@ class LeftOutFactor(Factor):
         if failed:
             row = int(self.rows[failed - 1])
             raise NotPositiveDefiniteError(
-                f"row {row} cannot be left out of the factor that has it, which is singular there to rounding; expected "
+                f"row {row} cannot be left out of the factor that has it, singular there to rounding; expected "
                 f"a matrix that is not: increase alpha, or give another store= to factor the other rows alone",
                 row,
             )
