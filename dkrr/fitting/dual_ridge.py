@@ -146,6 +146,8 @@ class DualRidge:
         start : ndarray of shape (n, number of right-hand sides), optional
             First guess, where there is no state.
         """
+        if start is not None and self.scale is not None:
+            start = np.where(self.scale[:, None] > 0, start, 0.0)  # rows that an earlier run had, and that are left out
         tol, products = float(iteration.tol), LastProduct(iteration.operator)
         iteration = replace(iteration, operator=products)
         outcome = iteration.run(start, state)

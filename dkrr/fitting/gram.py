@@ -7,6 +7,7 @@ which precision.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,7 @@ from dkrr.linalg.float32_tiles import (
 from dkrr.linalg.gram_products import Operator, Precision, TiledOperator
 from dkrr.linalg.in_memory_cholesky import InMemoryMatrix
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
+from dkrr.linalg.preconditioners import GROWTH
 from dkrr.linalg.solver_settings import RPCholesky
 from dkrr.linalg.sources import (
     GramTiles,
@@ -350,6 +352,9 @@ class GramOperator(GramMatrix):
                 factor.grow(settings.rank, after_round)
             elif factor.rank == 0 or is_complete is False:
                 factor.grow(factor.capacity, after_round)
+            elif checkpoints is not None and not checkpoints.has_any and not is_enough(factor):
+                # The run has grown, or has not iterated yet: an iteration goes on with the factor that it began with.
+                factor.grow(min(factor.capacity, ceil(GROWTH * factor.rank)), after_round)
             if kept is not None:
                 kept.end()
         if checkpoints is not None:
