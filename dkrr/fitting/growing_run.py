@@ -300,8 +300,8 @@ def _replaced(store: RunStore, run: _Run, entries: dict[str, Any]) -> Claim:
         weights=_entry_of(offer.weights_of(0, offer.n), f"{GROWTH}{run.store.next_growth}/"),
     )
     _write_weights(store, offer.weights_of(0, offer.n))
-    is_primal = described["layout"].get("form") == "primal"
-    used = "nothing of it is used in the primal form" if is_primal else "what it found is a start"
+    is_start = bool(notes_of_iterations(described["notes"]))
+    used = "what its iterations found is a start" if is_start else "nothing of it is used"
     what = "" if offer.n > run.n else " and other outputs or weights"
     return Claim(None, (f"the store had a run of {plural(run.n, 'row')}{what}: {used}",))
 
