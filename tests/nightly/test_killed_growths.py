@@ -1,4 +1,4 @@
-"""Growths that are killed at any change of the disk: the run before answers, or the growth is complete; nothing is lost.
+"""Growths that are killed at any change of the disk: the run before answers, or the growth is complete.
 
 As a program, this module kills a fork of itself before its first change of a file or a folder, before its second, and
 so on, and prints a line of JSON for each kill.
