@@ -181,11 +181,12 @@ class TiledSystems(TileSystems):
         scaling = scaling_of(self.diagonal + shift)
         both = with_probe(right_sides, scaling)
         vectors = partial(context.stored.vectors, group, grid=grid, width=both.shape[1])
-        sides, between, solution = vectors("right-sides", data=both), vectors("forward"), vectors("solution")
+        sides, solution = vectors("right-sides", data=both), vectors("solution")
         names = "forward-sums", "backward-sums"
         if not solution.is_complete and not isinstance(factor, LocalFactor | SharedFactor):  # of more than one matrix
             solution.complete(factor.solve(both))
         if not solution.is_complete:
+            between = vectors("forward")
             of_forward, of_backward = (vectors(name, grid=sums_grid(grid)) for name in names)
             forward = Substitution.resumable(factor.matrix, sides, between, of_forward, transpose=False)
             backward = Substitution.resumable(factor.matrix, between, solution, of_backward, transpose=True)
