@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dkrr.blas import column_norms, column_sizes
 from dkrr.data import MemoryRows, Rows
+from dkrr.fitting.alpha_check import growth_messages
 from dkrr.fitting.context import Context
 from dkrr.fitting.costs.details import Direct, Float32Factor, Iterative
 from dkrr.fitting.data import TrainingData
@@ -80,6 +81,10 @@ class DualRidge:
     """Systems of the dual form, and the solution while it is put together; subclasses for each way to solve them."""
 
     matrix: GramMatrix
+    _messages: tuple[str, ...] = ()
+    """Messages of its solution."""
+    _has_grown: bool = False
+    """What earlier rows have left has grown, or there is nothing."""
 
     def __init__(self, data: TrainingData, plan: Plan) -> None:
         self._plan, self.scale = plan, data.dual_scale()
@@ -146,6 +151,8 @@ class DualRidge:
         start : ndarray of shape (n, number of right-hand sides), optional
             First guess, where there is no state.
         """
+        if start is not None and self.scale is not None:
+            start = np.where(self.scale[:, None] > 0, start, 0.0)  # rows that an earlier run had, and that are left out
         tol, products = float(iteration.tol), LastProduct(iteration.operator)
         iteration = replace(iteration, operator=products)
         outcome = iteration.run(start, state)
@@ -224,6 +231,7 @@ class DualRidge:
             outcome=outcome,
             residuals=self._residuals,
             squares=self._squares,
+            messages=self._messages,
             saved={} if self._in_batches else self.saved(),
         )
 
@@ -239,11 +247,13 @@ class DirectDual(DualRidge):
         """Factors that are kept, for standard deviations or further batches, by the numbers of their systems."""
         self._is_deleted = not (self._keeps or context.storage.keeps)
         """A system is deleted in the storage once it is solved: no run resumes it, and nothing takes its factor."""
+        self._grows = context.kept is not None
 
     def solve(self, system: RidgeSystem) -> None:
         """Solve a system."""
         systems, group = self.matrix.systems, f"system-{system.number}"
-        factor = self._factors.get(system.number)
+        self._grow()
+        factor = self._factors.pop(system.number, None)
         if factor is None:
             factor = systems.factor(group, system.shift)
         if self._keeps or self._in_batches:
@@ -261,6 +271,17 @@ class DirectDual(DualRidge):
         elif self._is_deleted:
             systems.release(group)
 
+    def _grow(self) -> None:
+        """Factor all systems from what earlier rows have left, before anything of that is given up."""
+        if not self._has_grown:
+            self._has_grown = True
+            self._messages = growth_messages(self._data, self.matrix, self._plan, self._context)
+        if self._context.kept is None:
+            return
+        for alpha, number in self._numbers.items():
+            self._factors[number] = self.matrix.systems.factor(f"system-{number}", self._shift_of(alpha))
+        self._context.commit_growth()
+
     def release(self, alpha: float) -> None:
         if not self._keeps:
             self._factors.pop(self._numbers[alpha], None)
@@ -269,8 +290,9 @@ class DirectDual(DualRidge):
 
     def saved(self) -> Mapping[float, SavedPosterior]:
         found = dict[float, SavedPosterior]()
-        if not self._keeps:
+        if not self._keeps or len(self._context.left_out):  # of a factor that has other rows there are no variances
             return found
+        left = Left(self.matrix.rows, self._context.temporary, self.matrix.in_memory if self._grows else None)
         for alpha, number in self._numbers.items():
             systems, shift, factor = self.matrix.systems, self._shift_of(alpha), self._factors.get(number)
             if factor is None:  # an earlier run has solved all of its batches
@@ -278,7 +300,7 @@ class DirectDual(DualRidge):
             matrix, diagonal = factor.matrix, systems.diagonal + shift
             numbers = {"form": "dual", "tile": matrix.grid.tile, "panel": matrix.grid.panel}
             arrays: dict[str, Rows] = {"factor": TriangleRows(matrix), "diagonal": MemoryRows(diagonal[:, None])}
-            found[alpha] = SavedPosterior(numbers, arrays, Left(self.matrix.rows, self._context.temporary))
+            found[alpha] = SavedPosterior(numbers, arrays, left)
         return found
 
 
@@ -350,7 +372,7 @@ class FactoredDual(DualRidge):
 
     def __init__(self, strategy: Float32Factor, data: TrainingData, plan: Plan, context: Context) -> None:
         super().__init__(data, plan)
-        self._strategy, self._context = strategy, context
+        self._strategy, self._context, self._shift_of = strategy, context, data.dual_shift
         self.matrix: Float32Gram = Float32Gram(data, strategy, context, self.scale)
         self._factors = dict[str, CompleteFactor]()
 
@@ -358,6 +380,7 @@ class FactoredDual(DualRidge):
         """Solve a system: to the tolerance of an iterative solver that was requested, else to the level of rounding."""
         matrix, group = self.matrix, f"factored-{system.number}"
         solve = self._to_rounding if self._strategy.tol is None else self._to_tolerance
+        self._grow()
         if group not in self._factors:
             self._factors[group] = CompleteFactor(matrix.factor(group, system.shift, family=group))
         outcome = solve(system, self._factors[group], is_last=bool(matrix.breakdown(group)))
@@ -371,6 +394,18 @@ class FactoredDual(DualRidge):
             self.release(system.alpha)
         broken = matrix.breakdown(group)
         return replace(outcome, messages=(broken, *outcome.messages)) if broken else outcome
+
+    def _grow(self) -> None:
+        """Factor all systems from what earlier rows have left, before anything of that is given up."""
+        if not self._has_grown:
+            self._has_grown = True
+            self._messages = growth_messages(self._data, self.matrix, self._plan, self._context)
+        if self._context.kept is None:
+            return
+        for alpha, number in self._numbers.items():
+            group = f"factored-{number}"
+            self._factors[group] = CompleteFactor(self.matrix.factor(group, self._shift_of(alpha), family=group))
+        self._context.commit_growth()
 
     def release(self, alpha: float) -> None:
         group = f"factored-{self._numbers[alpha]}"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,8 @@ from dkrr.text import plural
 
 Array = NDArray[np.float64]
 
+SAME_CENTRES = "the features are those drawn in the first call: a fit of all rows would draw others"
+
 LARGEST_POWER = 128
 """Weights are between 2 to this power, and its inverse."""
 
@@ -77,6 +79,12 @@ class GrownSums:
     """Rows so far."""
     weights: NDArray[np.intp]
     """Rows of positive weight so far, by the power of two of their weight: those with half of it up to it."""
+    keeps_rows: ClassVar[bool] = False
+
+    @property
+    def fit_intercept(self) -> bool:
+        """Whether the models have an intercept."""
+        return self.space.fit_intercept
 
     @property
     def n_positive(self) -> int:
@@ -192,7 +200,7 @@ def grown(known: GrownSums | None, request: FitRequest, asked: Kernel, show: boo
     plan = replace(plan, problem=problem)
     model = fitted_model(data, plan, solution, context, begun)
     if not model.result.status.is_good:
-        warn_inaccurate(shortfall(model.result, plan), stacklevel=3)
+        warn_inaccurate(shortfall(model.result, plan), stacklevel=4)
     return found, Fit(plan, (model,))
 
 
@@ -228,7 +236,7 @@ def _solution(grown: GrownSums, data: TrainingData, progress: Progress) -> Solut
     bounds = relative_by_columns(bounds, grown.sizes(system.squares))
     messages = [f"sums of {plural(grown.n, 'row')}, {data.n:,} of them in this call"]
     if is_drawn(grown.asked):
-        messages.append("the features are those drawn in the first call: a fit of all rows would draw others")
+        messages.append(SAME_CENTRES)
     if (bounds > INACCURATE_ABOVE).any():
         messages.append(INEXACT_PREDICTIONS.format(bound=bounds.max()))
         residuals = np.where(bounds > INACCURATE_ABOVE, np.fmax(bounds, residuals), residuals)

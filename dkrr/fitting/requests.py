@@ -27,6 +27,8 @@ from dkrr.data import MemoryRows, Rows, as_rows, load_array, load_labels
 from dkrr.data.arrays import is_mapped
 from dkrr.data.rows import check_finite, scan
 from dkrr.errors import InputError, InputTypeError, StoreError, WrongStoreError
+from dkrr.fitting.growing_run import is_factored, lengths_of
+from dkrr.fitting.kept import Kept
 from dkrr.kernels import AdditiveChi2, Kernel
 from dkrr.kernels.kernel_features import feature_map, is_drawn
 from dkrr.kernels.map_base import FeatureMap
@@ -232,6 +234,8 @@ class FitRequest:
     """Features of the fit that this one continues, which its strategy had beside those of the kernel: a grid."""
     given: Self | None = None
     """The request as it was made, before a fit drew a feature map or chose another solver."""
+    kept: Kept | None = None
+    """What earlier calls have left of the first rows; None: the fit does not grow."""
 
     def with_settings(self, **changes: Any) -> Self:
         """Request with other settings."""
@@ -253,6 +257,7 @@ class FitRequest:
             interval_folds=len(self.folds),
             folds_are_fitted=len(self.folds) > 0 and self.learns,
             undrawn=None if self.given is None else self.given.settings.kernel,
+            kept_rows=0 if self.kept is None else self.kept.n,
             because=self.because,
             **self.settings.problem_fields(),
             **self.outputs.problem_fields(),
@@ -296,7 +301,8 @@ def stored_layout(store: str) -> Layout | None:
     if found["layout"].get("form") not in get_args(Form):
         raise WrongStoreError(f"{store} holds a Gram matrix (dkrr.gram), not a fit; give another store=")
     try:
-        layout = replace(Layout(**found["layout"]), store=store)
+        kept_rows = max(lengths_of(found["fingerprint"]), default=0) if is_factored(found) else 0
+        layout = replace(Layout(**found["layout"]), kept_rows=kept_rows, store=store)
         TileGrid(1, layout.tile, layout.panel)
         return layout
     except (TypeError, ValueError) as error:

@@ -62,6 +62,28 @@ def test_a_selection_takes_columns_and_transformers(table):
     assert np.load("p.npy").shape == (300,)
 
 
+def test_the_steps_of_another_model_are_taken_as_they_are(table):
+    rows = "--x flights.parquet --y arr_delay --columns d*,hour,origin"
+    run(f"fit {rows} --one-hot origin --impute mean --standardize --model first.zarr --quiet")
+    moved = table.assign(distance=table["distance"] + 1e4)
+    moved.to_parquet("flights.parquet", index=False)
+    assert "300 rows × 6 columns" in run(f"plan {rows} --transformer first.zarr").stdout
+    run(f"fit {rows} --transformer first.zarr --model m.zarr --quiet")
+    first, found, X = dkrr.load("first.zarr"), dkrr.load("m.zarr"), moved[["distance", "delay", "hour", "origin"]]
+    assert repr(found.transformer_) == repr(first.transformer_)
+    expected = dkrr.KernelRidge(kernel="rbf").fit(np.asarray(first.transformer_.transform(X)), table["arr_delay"])
+    assert_close(found.predict(X), expected.predict(np.asarray(first.transformer_.transform(X))), 1e-9)
+    # The model that has the steps is replaced by the new one, as in a job that runs every night.
+    run(f"fit {rows} --transformer m.zarr --model m.zarr --overwrite --quiet")
+    run(f"select {rows} --transformer m.zarr --alphas 0.1,1 --cv 2 --model s.zarr --quiet")
+    for name in ("m.zarr", "s.zarr"):
+        assert repr(dkrr.load(name).transformer_) == repr(first.transformer_)
+    assert "nothing to do" in run(f"select {rows} --transformer m.zarr --alphas 0.1,1 --cv 2 --model s.zarr").stdout
+    run(f"fit {rows} --transformer s.zarr --model m.zarr --overwrite --quiet")
+    changed = run(f"select {rows} --transformer m.zarr --alphas 0.1,1 --cv 2 --model s.zarr --quiet", code=2)
+    assert "--overwrite" in changed.stderr
+
+
 def test_columns_are_excluded_and_those_of_numbers_taken(table, caplog):
     fit = "fit --x flights.parquet --y arr_delay --sample-weight w --impute mean --model m.zarr --quiet"
     with caplog.at_level("INFO", "dkrr"):
