@@ -7,8 +7,9 @@ import hashlib
 import itertools
 import math
 from abc import ABC, abstractmethod
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -332,17 +333,52 @@ def scan(rows: Rows, name: str, meter: Meter | None = None) -> None:
         check_finite(rows.read(start, min(start + height, n)), name, start, rows.names)
 
 
-def combine(rows: Rows, digests: Sequence[Sequence[str]], lengths: Sequence[int] = ()) -> str:
-    """Checksum of rows from the values of `scan_tasks` with the same lengths.
+MOST_NOTED_BLOCKS = 512
+"""Most checksums that are kept of the blocks between two lengths; each is of several blocks where there are more."""
 
-    It is the end of a chain: that of the first rows, up to the first length, is the checksum of these alone, and each
-    further one continues the one before with the blocks of the rows between. So a run that grows knows its rows.
+
+@dataclass(frozen=True)
+class Checksums:
+    """Checksums of rows: a chain of those of the first rows, up to some lengths, and those of the blocks between."""
+
+    lengths: tuple[int, ...]
+    """Numbers of first rows, in ascending order; the last is that of all."""
+    digests: tuple[str, ...]
+    """Checksum of so many first rows: each continues the one before with the blocks of the rows between."""
+    ends: tuple[int, ...] = ()
+    """Ends of blocks of rows."""
+    blocks: tuple[str, ...] = ()
+    """Beginnings of their checksums, by which those that differ are named."""
+
+    def first_differing(self, ends: Sequence[int], blocks: Sequence[str]) -> range | None:
+        """First block of rows that differs from those with these checksums; None if that is not known."""
+        first = 0
+        for end, mine, other_end, other in zip(self.ends, self.blocks, ends, blocks, strict=False):
+            if end != other_end:
+                return None
+            if mine != other:
+                return range(first, end)
+            first = end
+        return None
+
+
+def checksums_of(rows: Rows, digests: Sequence[Sequence[str]], lengths: Sequence[int] = ()) -> Checksums:
+    """Checksums of rows from the values of `scan_tasks` with the same lengths, where the rows ended earlier.
+
+    That of the first rows, up to the first length, is the checksum of these alone. So a run that grows knows its rows.
     """
-    starts, of_blocks, checksum = _blocks(rows, lengths)[:-1], itertools.chain.from_iterable(digests), ""
+    cuts, of_blocks = _blocks(rows, lengths), list(itertools.chain.from_iterable(digests))
+    chain, ends, blocks, checksum = list[str](), list[int](), list[str](), ""
     for first, last in itertools.pairwise([0, *lengths, rows.shape[0]]):
-        between = itertools.islice(of_blocks, sum(first <= start < last for start in starts))
+        start, stop = bisect_left(cuts, first), bisect_left(cuts, last)
+        between = of_blocks[start:stop]
         checksum = hashlib.sha256("".join([checksum, *between]).encode()).hexdigest()
-    return checksum
+        chain.append(checksum)
+        each = -(-len(between) // MOST_NOTED_BLOCKS)
+        for k in range(0, len(between), max(each, 1)):
+            ends.append(cuts[min(start + k + each, stop)])
+            blocks.append(hashlib.sha256("".join(between[k : k + each]).encode()).hexdigest()[:12])
+    return Checksums((*lengths, rows.shape[0]), tuple(chain), tuple(ends), tuple(blocks))
 
 
 def digest_of(array: NDArray[Any], before: str = "") -> str:
@@ -350,6 +386,15 @@ def digest_of(array: NDArray[Any], before: str = "") -> str:
     checksum = hashlib.sha256(before.encode())
     checksum.update(np.ascontiguousarray(array, "<f8").data)
     return checksum.hexdigest()
+
+
+def digests_of_weights(weights: NDArray[np.float64] | None, lengths: Sequence[int]) -> list[str]:
+    """Chain of the checksums of the weights of the first rows, up to each length; None and ones are the same."""
+    chain, before = list[str](), ""
+    for first, last in itertools.pairwise([0, *lengths]):
+        before = digest_of(np.ones(last - first) if weights is None else weights[first:last], before)
+        chain.append(before)
+    return chain
 
 
 def _scan(

@@ -16,7 +16,7 @@ from dkrr.checks import checked_whole, location, shown
 from dkrr.cluster import Executor, Progress, SerialExecutor, Task
 from dkrr.cluster.process import ambient_client, graceful_termination
 from dkrr.data import DaskRows, MemoryRows, Rows, as_rows, in_memory
-from dkrr.data.rows import check_finite
+from dkrr.data.rows import Checksums, check_finite
 from dkrr.errors import InputError
 from dkrr.fitting.context import Context, check_store_is_shared, dask_executor
 from dkrr.fitting.requests import checked_kernel
@@ -189,9 +189,9 @@ def _stored(rows: Rows, kernel: Kernel, url: str, tile: int) -> Any:
 def _written(rows: Rows, kernel: Kernel, grid: TileGrid, context: Context) -> TiledMatrix:
     """All tiles of the lower triangle, of which those of an earlier call are reused."""
 
-    def fingerprint(digest: str) -> dict[str, Any]:
+    def fingerprint(of_rows: Checksums) -> dict[str, Any]:
         shape = {"shape": list(rows.shape), "lengths": [rows.shape[0]]}
-        return {"X": digest, **shape, "kernel": kernel.to_dict(), "what": "gram"}
+        return {"X": list(of_rows.digests), **shape, "kernel": kernel.to_dict(), "what": "gram"}
 
     source = GramTiles(kernel, context.share(rows, fingerprint, grid.tile))
     matrix = context.stored.store.matrix("gram", grid)

@@ -6,7 +6,8 @@ Classifiers share labels and their codes, class weights, and probabilities from 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from copy import copy
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, overload
 
@@ -14,28 +15,52 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 from sklearn.base import clone
+from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import accuracy_score
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
 from dkrr.checks import checked_path, flag, not_negative, shown
-from dkrr.data import NON_LABEL_KINDS, Rows, as_rows, load_labels, refuse_unreadable, with_columns
+from dkrr.data import (
+    NON_LABEL_KINDS,
+    Rows,
+    as_rows,
+    in_memory,
+    load_labels,
+    refuse_unreadable,
+    watched,
+    with_columns,
+)
 from dkrr.data.arrays import is_plain
 from dkrr.errors import InputError, InputTypeError
 from dkrr.estimators.kernel_estimator import OF_INPUTS, KernelEstimator, is_local, refuse_other_kind
+from dkrr.estimators.labelled_rows import (
+    REMEDY,
+    LabelledRows,
+    checked_classes,
+    codes_of,
+    refuse_absent,
+    unwatched,
+)
 from dkrr.estimators.typed import ClassifierMixin
 from dkrr.fitting.fitted_function import FittedFunction
+from dkrr.fitting.growth import SAME_CENTRES
+from dkrr.fitting.logistic import grown_point
 from dkrr.fitting.prediction_plans import Asked, plan_of_rows
 from dkrr.fitting.requests import (
     FitRequest,
     Labels,
     WarmStart,
+    check_sizes,
     checked_weights,
     likelihood_of,
     refuse_extreme_weights,
 )
 from dkrr.fitting.results import FittedModel
 from dkrr.fitting.run import Fit, fit
+from dkrr.fitting.sampled import with_bounding_box
+from dkrr.kernels import Kernel
+from dkrr.kernels.kernel_features import is_drawn
 from dkrr.linalg.likelihood import Likelihood, Softmax
 from dkrr.linalg.newton import Point
 from dkrr.planning.predictions import PredictionPlan
@@ -136,6 +161,13 @@ def _kind(label: Any) -> str:
     return "number" if isinstance(label, int | float | np.number) else type(label).__name__
 
 
+def _labels(y: Any) -> NDArray[Any]:
+    """Labels of any container, as `checked_labels` returns them."""
+    if y is None:
+        raise InputError("y is None; expected one label for every row")
+    return checked_labels(y if is_local(y) else load_labels(y))
+
+
 def encoded(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
     """Classes in order, and the number of every row's class."""
     classes, codes = np.unique(labels, return_inverse=True)
@@ -212,6 +244,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):
     intercept_: Array
     n_iter_: int
     _has_softmax: bool
+    _labelled: LabelledRows
 
     @overload
     def decision_function(self, X: SupportsChunks) -> DaskArray: ...
@@ -624,9 +657,153 @@ class KernelLogisticRegression(KernelClassifier):
         StoreError
             If the store is damaged or belongs to another problem.
         """
-        labels, request, X = self._request(X, y, sample_weight, checked_path([self.alpha]))
-        self._set_labelled(labels, fit(request, self.progress), request.rows, X)
+        labels, request, X, given = self._request(X, y, sample_weight, checked_path([self.alpha]))
+        self._set_labelled(labels, fit(request, self.progress), given, X)
         return self
+
+    def partial_fit(
+        self,
+        X: RowsLike,
+        y: TargetsLike,
+        classes: TargetsLike | None = None,
+        sample_weight: WeightsLike | None = None,
+    ) -> Self:
+        """Fit the model to the rows so far and to these: as `fit` of all of them, from the solution of those so far.
+
+        The rows so far are those since the last `fit` or, without one, since the first call. They
+        are kept in memory, since Newton's method needs all of them; it begins at the solution of the
+        rows so far, and takes fewer steps than `fit`.
+
+        Parameters
+        ----------
+        X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n, n_features)
+            New rows, with the columns of the first call.
+        y : array-like, Dask array, Zarr array, path, or column of X, of shape (n,)
+            Their labels, of the classes of the model.
+        classes : array-like of shape (n_classes,), optional
+            All labels that rows will have, also those of later calls; needed in the first call
+            without a `fit` before. None in other calls: those of the model.
+        sample_weight : float, array-like of shape (n,), or column of X, optional
+            Weights, as in `fit`; None: 1 for every row.
+
+        Returns
+        -------
+        KernelLogisticRegression
+            The fitted estimator.
+
+        Raises
+        ------
+        InputError
+            For a label that is not one of the classes; if the kernel is precomputed or learns from
+            the rows; with `store`, or a `transformer` that is not a FrozenEstimator; for loaded
+            models. The message says what to do.
+        PlanError
+            If no plan stays within the memory limit or the disk.
+        NotPositiveDefiniteError
+            If the kernel is not positive semidefinite on these rows.
+
+        Notes
+        -----
+        A call that raises leaves the model as it was, and may be repeated. Parameters may be changed
+        between calls by `set_params`: the next call is the fit of all rows with them.
+        `class_weight` counts the rows of all calls. The centres of Nystroem are those of the first
+        call; a message of `solve_result_` says so. A saved and loaded model predicts, and does not
+        grow; pickle keeps the rows.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_digits
+        >>> from dkrr import KernelLogisticRegression
+        >>> X, y = load_digits(return_X_y=True)
+        >>> model = KernelLogisticRegression(alpha=0.1, kernel="rbf", gamma=1e-3)
+        >>> for day in range(3):
+        ...     rows = slice(100 * day, 100 * (day + 1))
+        ...     model = model.partial_fit(X[rows], y[rows], classes=range(10))
+        >>> again = KernelLogisticRegression(alpha=0.1, kernel="rbf", gamma=1e-3).fit(X[:300], y[:300])
+        >>> bool(abs(model.predict_proba(X) - again.predict_proba(X)).max() < 1e-4)
+        True
+        """
+        X, y, sample_weight = with_columns(X, y, sample_weight)
+        made = copy(self)
+        made._fit_joined(*made._joined(X, y, classes, sample_weight))
+        vars(self).clear()
+        vars(self).update(vars(made))
+        return self
+
+    def _joined(self, X: Any, y: Any, classes: Any, sample_weight: Any) -> tuple[LabelledRows, NDArray[Any]]:
+        """Rows of all calls so far and of this one, and the classes."""
+        so_far, kernel = self._rows_so_far(), self._growing_kernel(X)
+        given = None if classes is None else _labels(classes)
+        if so_far is None:
+            found = checked_classes(given, None)
+            _, _, rows, labels, weights = self._checked_data(X, y, sample_weight)
+            return LabelledRows(unwatched(rows), codes_of(labels, found), weights, kernel), found
+        if kernel != so_far.kernel and (kernel.encodes or so_far.kernel.encodes):
+            raise InputError(
+                f"kernel is {kernel!r}, and the rows so far were encoded for {so_far.kernel!r}; expected no other "
+                f"kernel in partial_fit: {REMEDY}"
+            )
+        found, rows, labels = checked_classes(given, self.classes_), self._new_rows(X), _labels(y)
+        check_sizes(kernel, rows, len(labels))
+        return so_far.joined(rows, codes_of(labels, found), checked_weights(sample_weight, len(labels)), kernel), found
+
+    def _fit_joined(self, known: LabelledRows, classes: NDArray[Any]) -> None:
+        """Fit the rows of all calls, from the solution of the last one."""
+        one_vs_rest, alphas = flag(self.one_vs_rest, "one_vs_rest"), checked_path([self.alpha])
+        weights = class_weights(self.class_weight, classes, known.codes, known.weights)
+        refuse_extreme_weights(weights, self._name_of_weights)
+        settings = self._settings(with_bounding_box(known.drawn or known.kernel, known.rows))
+        if settings.fit_intercept:
+            refuse_absent(classes, known.codes, weights)
+        start, last = None, getattr(self, "_last", None)
+        if last is not None:
+            start = WarmStart(grown_point(last, known.n, weights) if self.plan_.form == "dual" else last, self.plan_)
+        labels, rows = Labels(known.codes, classes, alphas, one_vs_rest), watched(known.rows, is_matrix=False)
+        fitted = fit(FitRequest(settings, rows, labels, weights, start), self.progress)
+        if known.drawn is not None:
+            fitted = fitted.noted((SAME_CENTRES,))
+        self._set_labelled(labels, fitted, known, rows)
+
+    def _rows_so_far(self) -> LabelledRows | None:
+        """Rows of the calls so far; None without any."""
+        if "_model" not in vars(self):
+            return None
+        if "_labelled" not in vars(self):
+            raise InputError(
+                f"the model was loaded, and a saved model does not hold its labels; expected a model that was fitted "
+                f"here (pickle keeps the rows): {REMEDY}"
+            )
+        return self._labelled
+
+    def _growing_kernel(self, X: Any) -> Kernel:
+        """Kernel of a model that may grow; raises InputError if the parameters are of models that may not."""
+        kernel = self._kernel()
+        if kernel.is_precomputed:
+            raise InputError(
+                f"kernel is 'precomputed', and partial_fit computes the kernel between the rows of all calls; expected "
+                f"another kernel, or {REMEDY}"
+            )
+        if self.transformer is not None and not isinstance(self.transformer, FrozenEstimator):
+            raise InputError(
+                f"transformer is {shown(self.transformer)}, which learns from all rows; expected None, or "
+                f"FrozenEstimator(transformer) of sklearn.frozen, of one that is fitted: give transformed rows to "
+                f"partial_fit, or {REMEDY}"
+            )
+        if self.store is not None:
+            raise InputError(
+                f"store is {shown(self.store)}, and partial_fit keeps rows in memory; expected store=None, or "
+                f"{REMEDY}, which continues the run in the store"
+            )
+        if kernel.encodes and kernel.fitted(in_memory(X)) is not kernel:
+            raise InputError(
+                f"kernel is {kernel!r}, which learns from all rows; expected one that is fixed before the first call: "
+                f"give kernel.fitted(X), or {REMEDY}"
+            )
+        return kernel
+
+    @property
+    def _name_of_weights(self) -> str:
+        return "sample_weight" if self.class_weight is None else "sample_weight times class_weight"
 
     def fit_path(
         self, X: RowsLike, y: TargetsLike, alphas: NumbersLike, *, sample_weight: WeightsLike | None = None
@@ -651,32 +828,36 @@ class KernelLogisticRegression(KernelClassifier):
             Their `solve_result_` has the seconds of each λ, and the bytes of the whole path.
         """
         first = clone(self)
-        labels, request, X = first._request(X, y, sample_weight, checked_path(alphas, "alphas"))
+        labels, request, X, given = first._request(X, y, sample_weight, checked_path(alphas, "alphas"))
         fitted = fit(request, self.progress)
-        first._set_labelled(labels, fitted, request.rows, X)
-        shared = ("classes_", "X_fit_", "n_features_in_", "feature_names_in_", "plan_", "_has_softmax", *OF_INPUTS)
+        first._set_labelled(labels, fitted, given, X)
+        shared = ("classes_", "X_fit_", "n_features_in_", "feature_names_in_", "plan_", "_has_softmax", "_labelled")
         models = []
         for alpha, fitted_model in zip(labels.alphas, fitted.models, strict=True):
             # The store belongs to the whole path, not to one model.
             model = type(self)(**{**self.get_params(deep=False), "alpha": alpha, "store": None})
-            model.__dict__.update({name: first.__dict__[name] for name in shared if name in first.__dict__})
+            model.__dict__.update(
+                {name: first.__dict__[name] for name in (*shared, *OF_INPUTS) if name in first.__dict__}
+            )
             model._take(fitted_model)
             models.append(model)
         return models
 
-    def _request(self, X: Any, y: Any, sample_weight: Any, alphas: tuple[float, ...]) -> tuple[Labels, FitRequest, Any]:
-        """Labels, the request of a fit to them, and X as rows of numbers."""
+    def _request(
+        self, X: Any, y: Any, sample_weight: Any, alphas: tuple[float, ...]
+    ) -> tuple[Labels, FitRequest, Any, LabelledRows]:
+        """Labels, the request of a fit to them, X as rows of numbers, and what further rows are joined to."""
         one_vs_rest = flag(self.one_vs_rest, "one_vs_rest")
         flag(self.warm_start, "warm_start")
         X, settings, rows, y, weights = self._checked_data(X, y, sample_weight)
         classes, codes = encoded(y)
+        given = LabelledRows(unwatched(rows), codes, weights, self._kernel())
         weights = class_weights(self.class_weight, classes, codes, weights)
-        name = "sample_weight" if self.class_weight is None else "sample_weight times class_weight"
-        refuse_extreme_weights(weights, name)
+        refuse_extreme_weights(weights, self._name_of_weights)
         if settings.fit_intercept:
             _refuse_infinite_constants(classes, codes, weights)
         labels = Labels(codes, classes, alphas, one_vs_rest)
-        return labels, FitRequest(settings, rows, labels, weights, self._warm_start(classes)), X
+        return labels, FitRequest(settings, rows, labels, weights, self._warm_start(classes)), X, given
 
     def _warm_start(self, classes: NDArray[Any]) -> WarmStart | None:
         """Solution of the last fit, if it had the same classes."""
@@ -688,17 +869,18 @@ class KernelLogisticRegression(KernelClassifier):
     def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[Any]]:
         if y is None:
             raise InputError("y is None; this estimator requires y to be passed, but the target y is None")
-        labels = checked_labels(y if is_local(y) else load_labels(y))
+        labels = _labels(y)
         if not is_plain(X) and is_local(X):
             X = self._validated(X, reset=True)
         return as_rows(X), labels
 
-    def _set_labelled(self, labels: Labels, fitted: Fit, rows: Rows, X: Any) -> None:
+    def _set_labelled(self, labels: Labels, fitted: Fit, given: LabelledRows, X: Any) -> None:
         """Set the fitted attributes; the coefficients are those of the last λ."""
         self.classes_ = labels.classes
         self._has_softmax = isinstance(labels.likelihood, Softmax)
         self._take(fitted.models[-1])
-        self._finish(fitted, rows, X)
+        self._finish(fitted, given.rows, X)
+        self._labelled = replace(given, drawn=fitted.plan.problem.kernel if is_drawn(given.kernel) else None)
 
     def _take(self, fitted_model: FittedModel) -> None:
         """Set the fitted attributes of one λ."""

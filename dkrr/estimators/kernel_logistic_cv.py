@@ -308,7 +308,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
         X, y, sample_weight = with_columns(X, y, sample_weight)
         X = self._transformed(kernels[0], X)
         # All that is wrong with the data is said before the first fold is fitted.
-        labels, request, _ = models[0]._request(X, y, sample_weight, (float(alphas[0]),))
+        labels, request, *_ = models[0]._request(X, y, sample_weight, (float(alphas[0]),))
         codes, weights = labels.codes, checked_weights(sample_weight, len(labels.codes))
         given = labels.classes[codes]
         folds = checked_folds(self.cv, given, groups, is_classification=True)

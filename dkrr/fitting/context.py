@@ -6,9 +6,9 @@ The work is done by the calling process, its threads, or Dask's workers, which a
 import logging
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
@@ -27,11 +27,13 @@ from dkrr.cluster.process import ambient_client, graceful_termination, peak_resi
 from dkrr.cluster.worker_settings import problems, refuse_a_pause, report
 from dkrr.cost import Stage
 from dkrr.data import MemoryRows, Rows, described_rows, scan, scan_tasks, write_rows
-from dkrr.data.rows import combine
+from dkrr.data.rows import Checksums, checksums_of
 from dkrr.data.stored import StoredCopy
 from dkrr.data.watched import BlockSums, WatchedRows
 from dkrr.errors import InputError, MemoryLimitError, StoreError, UnreachableStoreError
+from dkrr.fitting import growing_run
 from dkrr.fitting.data import FitData
+from dkrr.fitting.kept import Kept
 from dkrr.fitting.storage import (
     Checkpoints,
     EndsWhenLost,
@@ -238,6 +240,10 @@ class Context:
     """Bytes moved outside of tasks: the copy of X, and rows that processes read once and keep."""
     watch: Watch | None = None
     """Watches iterations that a factorisation may replace."""
+    factors: bool = False
+    """The Gram matrix of a regression is factored, so that a factor of earlier rows serves."""
+    kept: Kept | None = None
+    """What earlier rows have left, where this fit has more; None: it begins with nothing."""
     _resident: list[Rows] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -289,6 +295,12 @@ class Context:
     def bytes_written(self) -> int:
         """Bytes written by all workers."""
         return self.meter.bytes_written + (self.record.bytes_written if self.record.tasks else 0)
+
+    def commit_growth(self) -> None:
+        """Give up what has grown, once all of it has; what is factored from now on begins with nothing."""
+        if self.kept is not None:
+            self.kept.commit()
+            self.kept = None
 
     def run_tasks(
         self, stage_name: str, tasks: list[Task], done_flops: float = 0.0, detail: str = ""
@@ -358,26 +370,35 @@ class Context:
         """
         if self.in_memory:
             return data.rows
-        return self.share(data.rows, data.fingerprint, rows_per_chunk, data.notes())
+
+        def offer(checksums: Checksums) -> growing_run.Offer:
+            return growing_run.Offer(data.outputs_in_run, data.weights, checksums, self.factors)
+
+        return self.share(
+            data.rows, data.fingerprint, rows_per_chunk, data.notes(), offer if data.outputs_in_run else None
+        )
 
     def share(
         self,
         rows: Rows,
-        fingerprint: Callable[[str], dict[str, Any]],
+        fingerprint: Callable[[Checksums], dict[str, Any]],
         rows_per_chunk: int,
         notes: dict[str, Any] | None = None,
+        offer: Callable[[Checksums], growing_run.Offer] | None = None,
     ) -> Rows:
         """Check the rows, claim the store for this problem, and give rows that every worker can read.
 
         Parameters
         ----------
         fingerprint : callable
-            Computes the fingerprint that a resuming run must share, from the checksum of the rows.
+            Computes the fingerprint that a resuming run must share, from the checksums of the rows.
         rows_per_chunk : int
             Rows of a chunk of a copy in the store: where tiles and segments begin at multiples of it, reads waste
             nothing.
         notes : dict, optional
             Notes of the store that runs which resume it read.
+        offer : callable, optional
+            Makes what the run in the store may be replaced by, from the checksums; None: nothing but itself resumes it.
 
         Raises
         ------
@@ -399,34 +420,52 @@ class Context:
         try:
             if name is not None:
                 rows = self._stage(rows, name, rows_per_chunk)
-            checksum = self._scan(rows, sums)
+            lengths = [n for n in self._lengths() if n < rows.shape[0]]
+            checksums = self._scan(rows, lengths, sums)
             if self.storage.keeps and self.client is not None:
                 # A plan that the workers have no memory for must not be what the store holds from then on.
                 with self.progress.measured("starting workers"):
                     self.executor.wait_until_ready()  # type: ignore[attr-defined]
             explained = {PLAN: self.explained(), ASKED: self.asked or None} if self.storage.keeps else {}
-            store.claim(fingerprint(checksum), self.layout, {**(notes or {}), **explained})
+            problem, notes = fingerprint(checksums), {**(notes or {}), **explained}
+            if offer is None or not self.storage.keeps:
+                store.claim(problem, self.layout, notes)
+            else:
+                self.kept, messages = growing_run.claim(store, problem, self.layout, notes, offer(checksums))
+                self.notices += messages
+                for text in messages:
+                    self.progress.note(text)
             self.stored.begin(self.asked)
         except BaseException:
             if name is not None:
                 store.delete(name)
             raise
-        if rows.is_shared and name is None:
-            return given
-        copy = self._earlier_copy(checksum)
+        shared = given if rows.is_shared and name is None else self._copied(rows, name, rows_per_chunk, checksums)
+        with suppress(StoreError, OSError):  # what is superseded does not matter to this run
+            store.tidy()
+        return shared
+
+    def _copied(self, rows: Rows, name: str | None, rows_per_chunk: int, checksums: Checksums) -> StoredCopy:
+        """Copy of the rows in the store: of an earlier run, or `name`, which has just been made, or a new one."""
+        store, copy = self.stored.store, self._earlier_copy(checksums)
         if copy is not None:
             if name is not None:
                 store.delete(name)
             return copy
         if name is None:
-            name = "rows"
+            name = store.name_of_copy()
             store.delete(name)  # a copy that was never finished
             rows = self._stage(rows, name, rows_per_chunk)
         assert isinstance(rows, StoredCopy)
         store.set_staged_rows(name, rows.describe(rows_per_chunk))
         return rows
 
-    def _earlier_copy(self, checksum: str) -> StoredCopy | None:
+    def _lengths(self) -> list[int]:
+        """Numbers of rows at which the run in the store has ended calls; empty where rows have no checksums."""
+        found = (self.stored.store.description() or {}).get("fingerprint") if self.storage.keeps else None
+        return growing_run.lengths_of(found or {})
+
+    def _earlier_copy(self, checksums: Checksums) -> StoredCopy | None:
         """Copy of X that an earlier run left, if it is X: residuals are to be of the rows that were given."""
         store = self.stored.store
         found = store.staged_rows()
@@ -436,7 +475,7 @@ class Context:
         copy = described_rows(store.place(name), described)
         try:
             copy.check_complete()
-            if self._scan(copy) == checksum:
+            if self._scan(copy, checksums.lengths[:-1]) == checksums:
                 return copy
             why = "its rows are others"
         except UnreachableStoreError:
@@ -449,10 +488,11 @@ class Context:
         store.delete(name)
         return None
 
-    def _scan(self, rows: Rows, sums: BlockSums | None = None) -> str:
-        """Refuse NaN and infinity; the checksum of the rows (of nothing, in a temporary store); find the `sums`."""
+    def _scan(self, rows: Rows, lengths: Sequence[int], sums: BlockSums | None = None) -> Checksums:
+        """Refuse NaN and infinity; checksums of the rows (of nothing, in a temporary store); find the `sums`."""
         executor = SerialExecutor() if isinstance(rows, MemoryRows) else self.executor
-        tasks = scan_tasks(rows, "X", digest=self.storage.keeps, n_tasks=4 * self.slots, sums=sums)
+        n_tasks = 4 * self.slots
+        tasks = scan_tasks(rows, "X", digest=self.storage.keeps, n_tasks=n_tasks, lengths=lengths, sums=sums)
         with self.progress.stage("checking X", sum(t.flops for t in tasks)):
             scanned = executor.run(tasks, self.progress)
         if executor is self.executor:  # the record is of those who do the work, and so is its peak memory
@@ -461,7 +501,7 @@ class Context:
         for task in tasks:
             if sums is not None:
                 sums.take_over(values[task.key][1])
-        return combine(rows, [values[t.key][0] for t in tasks])
+        return checksums_of(rows, [values[t.key][0] for t in tasks], lengths)
 
     def _stage(self, rows: Rows, name: str, rows_per_chunk: int) -> StoredCopy:
         with self.progress.stage("copying X", 1.0):
@@ -514,6 +554,9 @@ def open_context(plan: Plan, store: str | None, progress: Progress, max_iter: in
             storage = StoredArrays(run_store, keeps=store is not None)
             context = _opened(plan, storage, stack, progress, in_threads=in_threads)
             context.temporary, context.asked = temporary, _asked(plan, max_iter)
+            context.factors = (
+                plan.problem.loss == "squared" and chosen.form == "dual" and chosen.method.factors_matrix
+            )
             context.layout = chosen.layout() | ({"batch": plan.problem.batch} if plan.problem.batch else {})
         stack.callback(context.forget)
         yield context

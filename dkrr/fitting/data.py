@@ -1,7 +1,7 @@
 """The data of one fit, and the algebra that is the same in memory and on disk."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from dkrr.config import setting
 from dkrr.data import Rows
 from dkrr.data.arrays import is_mapped, mapped_array
-from dkrr.data.rows import digest_of
+from dkrr.data.rows import Checksums, digest_of, digests_of_weights
 from dkrr.fitting.requests import FitRequest, Labels, Targets
 from dkrr.kernels import Kernel
 from dkrr.kernels.centring import Centring
@@ -38,17 +38,19 @@ class FitData:
     fit_intercept: bool
     centring: Centring | None = None
     """Change of the kernel by `centre_linear_parts`; None: unchanged."""
+    outputs_in_run: ClassVar[str] = ""
+    """Name of the outputs in the fingerprint of a run that grows; empty: its data are always the same."""
 
     @property
     def n(self) -> int:
         """Number of rows."""
         return self.rows.shape[0]
 
-    def fingerprint(self, rows_digest: str) -> dict[str, Any]:
-        """Values that a run shares with the one that it resumes."""
+    def fingerprint(self, rows: Checksums) -> dict[str, Any]:
+        """Values that a run shares with the one that it resumes, or of which it has more."""
         return {
-            "X": rows_digest,
-            "lengths": [self.n],  # of a run that grows also those before, in the order of the chain of checksums
+            "X": list(rows.digests),
+            "lengths": list(rows.lengths),
             "shape": list(self.rows.shape),
             "dtype": str(np.dtype(self.rows.dtype)),
             "kernel": (self.kernel if self.centring is None else self.centring.plain).to_dict(),
@@ -68,6 +70,7 @@ class TrainingData(FitData):
     """y, of shape (n, t)."""
     alphas: Array
     """λ of every target, of shape (t,)."""
+    outputs_in_run = "y"
 
     @classmethod
     def of(cls, outputs: Targets, shared: dict[str, Any]) -> Self:
@@ -155,10 +158,10 @@ class TrainingData(FitData):
             alpha = alpha - v * part
         return alpha if scale is None else alpha * scale[:, None], constants
 
-    def fingerprint(self, rows_digest: str) -> dict[str, Any]:
-        return super().fingerprint(rows_digest) | {
+    def fingerprint(self, rows: Checksums) -> dict[str, Any]:
+        return super().fingerprint(rows) | {
             "y": digest_of(self.targets),
-            "sample_weight": None if self.weights is None else digest_of(self.weights),
+            "sample_weight": digests_of_weights(self.weights, rows.lengths),
             "alpha": self.alphas.tolist(),
         }
 
@@ -207,16 +210,17 @@ class LabelledData(FitData):
     likelihood: Likelihood
     alphas: tuple[float, ...]
     """λ, one model after the other."""
+    outputs_in_run = "classes"
 
     @classmethod
     def of(cls, outputs: Labels, shared: dict[str, Any]) -> Self:
         """Data of these labels, with the `shared_fields` of a request."""
         return cls(codes=outputs.codes, likelihood=outputs.likelihood, alphas=outputs.alphas, **shared)
 
-    def fingerprint(self, rows_digest: str) -> dict[str, Any]:
-        return super().fingerprint(rows_digest) | {
+    def fingerprint(self, rows: Checksums) -> dict[str, Any]:
+        return super().fingerprint(rows) | {
             "classes": digest_of(self.codes),
-            "weight": None if self.weights is None else digest_of(self.weights),
+            "weight": digests_of_weights(self.weights, rows.lengths),
             "alpha": list(self.alphas),
             "one_vs_rest": isinstance(self.likelihood, Bernoulli) and self.likelihood.n_columns > 1,
         }

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dkrr.cluster import Executor, SerialExecutor, ThreadExecutor
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.context import Context
-from dkrr.linalg.cholesky import TiledSystem, check_diagonal, cholesky_tasks, n_updates, tile_steps
+from dkrr.linalg.cholesky import KeptFactor, TiledSystem, check_diagonal, cholesky_tasks, n_updates
 from dkrr.linalg.condition import SolvedProbe, scaling_of, with_probe
 from dkrr.linalg.factor import DirectSystems, Factor, LocalFactor, MemoryFactor, SharedFactor
 from dkrr.linalg.gram_products import Precision
@@ -32,6 +32,12 @@ class TileSystems(DirectSystems):
 
     source: TileSource
     """Tiles of A."""
+    _factored: TileSource | None = None
+
+    @property
+    def factored(self) -> TileSource:
+        """Tiles of what is factored: those of A, with rows that an earlier factor has and that are left out now."""
+        return self.source if self._factored is None else self._factored
 
     @abstractmethod
     def rounded_factor(self, group: str, shift: Array, source: TileSource, detail: str = "") -> Factor:
@@ -60,22 +66,44 @@ class MemorySystems(TileSystems):
     With InMemoryMatrix as the source of its tiles, a factor shares the squares on the diagonal with them.
     """
 
-    def __init__(self, source: TileSource, grid: TileGrid, diagonal: Array, context: Context) -> None:
+    def __init__(
+        self,
+        source: TileSource,
+        grid: TileGrid,
+        diagonal: Array,
+        context: Context,
+        factored: TileSource | None = None,
+    ) -> None:
         check_diagonal(diagonal)
         self.source, self.grid, self.diagonal, self._context = source, grid, diagonal, context
+        self._factored = factored
         self._threads, self._progress = context.threads, context.progress
         self._rounded = dict[str, MemoryMatrix]()
         self._free = list[MemoryMatrix]()
         """Factors in float32 that were released: their memory is for the next ones, as new pages take long to get."""
 
-    def factor(self, group: str, shift: Array, detail: str = "") -> MemoryFactor:  # noqa: ARG002
-        source = self.source
-        matrix = source.factor_buffer() if isinstance(source, InMemoryMatrix) else MemoryMatrix(self.grid)
+    def factor(self, group: str, shift: Array, detail: str = "") -> Factor:
+        source, kept = self.factored, self._kept(group)
+        if kept is not None and kept.grid.n == self.grid.n:
+            return without_left_out(MemoryFactor(kept), self._context)
+        if isinstance(source, InMemoryMatrix):
+            matrix = source.factor_buffer() if kept is None else source.grown_factor(kept)
+        else:
+            matrix = MemoryMatrix(self.grid) if kept is None else kept.grown(self.grid)
         stage = self._progress.stage("factorisation", 1.0, detail=detail)
         with tile_threads(self.grid, self._threads) as executor, stage:
-            factor_in_memory(memory_system(source, shift, matrix), executor, self._progress)
+            factor_in_memory(memory_system(source, shift, matrix, kept), executor, self._progress)
         matrix.triangles.clear()  # which only a factorisation uses
-        return MemoryFactor(matrix)
+        return without_left_out(MemoryFactor(matrix), self._context)
+
+    def _kept(self, group: str, dtype: Precision = "float64") -> MemoryMatrix | None:
+        """Factor of the first rows that an earlier call has left, in tiles of this grid."""
+        kept = self._context.kept
+        found = None if kept is None else kept.factor(group)
+        if found is None or found.dtype != dtype:
+            return None
+        assert isinstance(found, MemoryMatrix)
+        return found.cut(self.grid.tile)
 
     def solve(self, group: str, factor: Factor, shift: Array, right_sides: Array) -> SystemSolution:  # noqa: ARG002
         scaling = scaling_of(self.diagonal + shift)
@@ -94,15 +122,30 @@ class MemorySystems(TileSystems):
         with tile_threads(self.grid, self._threads) as executor:
             return check_tiled(solved, constants, executor, self._progress, self._threads)[0]
 
-    def rounded_factor(self, group: str, shift: Array, source: TileSource, detail: str = "") -> LocalFactor:
-        self._rounded[group] = matrix = self._free.pop() if self._free else MemoryMatrix(self.grid, np.float32)
-        tasks = cholesky_tasks(memory_system(source, shift, matrix))
-        self._context.run_tasks("factorisation", tasks, detail=detail)
+    def rounded_factor(self, group: str, shift: Array, source: TileSource, detail: str = "") -> Factor:
+        kept = self._kept(group, "float32")
+        if kept is None:
+            self._rounded[group] = matrix = self._free.pop() if self._free else MemoryMatrix(self.grid, np.float32)
+        else:  # whose tiles are not for others
+            matrix = kept.grown(self.grid)
+        if kept is None or kept.grid.n < self.grid.n:
+            tasks = cholesky_tasks(memory_system(source, shift, matrix, kept))
+            self._context.run_tasks("factorisation", tasks, detail=detail)
         return LocalFactor(matrix, self._threads, self._context.record)
 
     def release(self, group: str) -> None:
         if group in self._rounded:
             self._free.append(self._rounded.pop(group))
+
+
+def without_left_out(factor: Factor, context: Context) -> Factor:
+    """The factor, without the rows that it has and that are left out now."""
+    kept = context.kept
+    if kept is None or not len(kept.left_out):
+        return factor
+    from dkrr.linalg.left_out import LeftOutFactor
+
+    return LeftOutFactor(factor, kept.left_out)
 
 
 def tile_threads(grid: TileGrid, n_threads: int) -> AbstractContextManager[Executor]:
@@ -120,13 +163,13 @@ class TiledSystems(TileSystems):
     """Tile columns that one task of a factorisation subtracts; 0 means all."""
     diagonal: Array
     context: Context
+    _factored: TileSource | None = None
 
-    def factor(self, group: str, shift: Array, detail: str = "") -> LocalFactor | SharedFactor:
-        return self._factor(self.source, group, shift, "float64", detail)
+    def factor(self, group: str, shift: Array, detail: str = "") -> Factor:
+        source = self.source if self.context.kept is None else self.factored
+        return without_left_out(self._factor(source, group, shift, "float64", detail), self.context)
 
-    def rounded_factor(
-        self, group: str, shift: Array, source: TileSource, detail: str = ""
-    ) -> LocalFactor | SharedFactor:
+    def rounded_factor(self, group: str, shift: Array, source: TileSource, detail: str = "") -> Factor:
         return self._factor(source, group, shift, "float32", detail)
 
     def _factor(
@@ -145,6 +188,8 @@ class TiledSystems(TileSystems):
         vectors = partial(context.stored.vectors, group, grid=grid, width=both.shape[1])
         sides, between, solution = vectors("right-sides", data=both), vectors("forward"), vectors("solution")
         names = "forward-sums", "backward-sums"
+        if not solution.is_complete and not isinstance(factor, LocalFactor | SharedFactor):  # of more than one matrix
+            solution.complete(factor.solve(both))
         if not solution.is_complete:
             of_forward, of_backward = (vectors(name, grid=sums_grid(grid)) for name in names)
             forward = Substitution.resumable(factor.matrix, sides, between, of_forward, transpose=False)
@@ -166,30 +211,41 @@ class TiledSystems(TileSystems):
     def release(self, group: str) -> None:
         self.context.storage.delete(group)
 
-    def _n_sums(self) -> int:
-        """Partial sums of a factorisation."""
-        return n_updates(self.grid.n_tiles - 1, self.columns_per_task) - 1
+    def _sums(self, kept: KeptFactor | None) -> list[str]:
+        """Names of the partial sums of a factorisation; their first rows are of a kept factor, and for it alone."""
+        count = n_updates(self.grid.n_tiles - 1, self.columns_per_task) - 1
+        return [f"sum-{k}" if kept is None else f"sum-{kept.n}-{k}" for k in range(count)]
+
+    def _kept(self, group: str, dtype: Precision) -> KeptFactor | None:
+        """Factor of the first rows, in the store; None where it is damaged, as if nothing was kept."""
+        kept = self.context.kept
+        found = None if kept is None else kept.factor(group)
+        if found is None or found.dtype != dtype or found.grid.n >= self.grid.n:
+            return None
+        assert isinstance(found, TiledMatrix)
+        return KeptFactor(found) if found.is_complete else None
 
     def _tiles(self, source: TileSource, group: str, shift: Array, dtype: Precision, detail: str) -> TiledMatrix:
         """Factor A + diag(s), or another source."""
-        grid, storage = self.grid, self.context.stored
+        grid, storage, kept = self.grid, self.context.stored, self._kept(group, dtype)
         shift_of_tiles = storage.vectors(group, "shift", grid, 1, shift)
-        factor = storage.matrix(group, "factor", grid, dtype)
-        n_sums = 0 if factor.is_complete else self._n_sums()
+        factor, sums = storage.matrix(group, "factor", grid, dtype), self._sums(kept)
         system = TiledSystem(
             source=source,
             shift=shift_of_tiles,
             factor=factor,
             columns_per_task=self.columns_per_task,
-            partial=tuple(storage.matrix(group, f"sum-{k}", grid, dtype) for k in range(n_sums)),
+            partial=tuple(storage.matrix(group, name, grid, dtype) for name in ([] if factor.is_complete else sums)),
+            kept=kept,
         )
         tasks = cholesky_tasks(system)
-        total = sum(step.flops(grid) for step in tile_steps(grid.n_tiles, self.columns_per_task))
+        done = sum(step.flops(grid) for step in system.steps()) - sum(t.flops for t in tasks)
         try:
-            self.context.run_tasks("factorisation", tasks, total - sum(t.flops for t in tasks), detail)
+            self.context.run_tasks("factorisation", tasks, max(done, 0.0), detail)
         except NotPositiveDefiniteError:
-            storage.delete(group)
+            if kept is None:  # else the run that it is of stays
+                storage.delete(group)
             raise
-        for k in range(self._n_sums()):
-            storage.delete(f"{group}/sum-{k}")
+        for name in sums:
+            storage.delete(f"{group}/{name}")
         return factor

@@ -146,6 +146,8 @@ class DualRidge:
         start : ndarray of shape (n, number of right-hand sides), optional
             First guess, where there is no state.
         """
+        if start is not None and self.scale is not None:
+            start = np.where(self.scale[:, None] > 0, start, 0.0)  # rows that an earlier run had, and that are left out
         tol, products = float(iteration.tol), LastProduct(iteration.operator)
         iteration = replace(iteration, operator=products)
         outcome = iteration.run(start, state)
@@ -243,7 +245,8 @@ class DirectDual(DualRidge):
     def solve(self, system: RidgeSystem) -> None:
         """Solve a system."""
         systems, group = self.matrix.systems, f"system-{system.number}"
-        factor = self._factors.get(system.number)
+        self._grow()
+        factor = self._factors.pop(system.number, None)
         if factor is None:
             factor = systems.factor(group, system.shift)
         if self._keeps or self._in_batches:
@@ -260,6 +263,14 @@ class DirectDual(DualRidge):
             systems.release(place)
         elif self._is_deleted:
             systems.release(group)
+
+    def _grow(self) -> None:
+        """Factor all systems from what earlier rows have left, before anything of that is given up."""
+        if self._context.kept is None:
+            return
+        for alpha, number in self._numbers.items():
+            self._factors[number] = self.matrix.systems.factor(f"system-{number}", self._shift_of(alpha))
+        self._context.commit_growth()
 
     def release(self, alpha: float) -> None:
         if not self._keeps:
@@ -350,7 +361,7 @@ class FactoredDual(DualRidge):
 
     def __init__(self, strategy: Float32Factor, data: TrainingData, plan: Plan, context: Context) -> None:
         super().__init__(data, plan)
-        self._strategy, self._context = strategy, context
+        self._strategy, self._context, self._shift_of = strategy, context, data.dual_shift
         self.matrix: Float32Gram = Float32Gram(data, strategy, context, self.scale)
         self._factors = dict[str, CompleteFactor]()
 
@@ -358,6 +369,7 @@ class FactoredDual(DualRidge):
         """Solve a system: to the tolerance of an iterative solver that was requested, else to the level of rounding."""
         matrix, group = self.matrix, f"factored-{system.number}"
         solve = self._to_rounding if self._strategy.tol is None else self._to_tolerance
+        self._grow()
         if group not in self._factors:
             self._factors[group] = CompleteFactor(matrix.factor(group, system.shift, family=group))
         outcome = solve(system, self._factors[group], is_last=bool(matrix.breakdown(group)))
@@ -371,6 +383,15 @@ class FactoredDual(DualRidge):
             self.release(system.alpha)
         broken = matrix.breakdown(group)
         return replace(outcome, messages=(broken, *outcome.messages)) if broken else outcome
+
+    def _grow(self) -> None:
+        """Factor all systems from what earlier rows have left, before anything of that is given up."""
+        if self._context.kept is None:
+            return
+        for alpha, number in self._numbers.items():
+            group = f"factored-{number}"
+            self._factors[group] = CompleteFactor(self.matrix.factor(group, self._shift_of(alpha), family=group))
+        self._context.commit_growth()
 
     def release(self, alpha: float) -> None:
         group = f"factored-{self._numbers[alpha]}"

@@ -7,18 +7,20 @@ which precision.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.blas import column_norms
+from dkrr.cluster import Executor
 from dkrr.data import Rows
 from dkrr.data.rows import dense
-from dkrr.errors import Float32BreakdownError, NotPositiveDefiniteError
+from dkrr.errors import Float32BreakdownError, NotPositiveDefiniteError, WrongStoreError
 from dkrr.fitting.context import Context
 from dkrr.fitting.costs.details import Direct, Float32Factor, Iterative
 from dkrr.fitting.data import FitData
-from dkrr.fitting.direct import MemorySystems, TiledSystems, TileSystems, tile_threads
+from dkrr.fitting.direct import MemorySystems, TiledSystems, TileSystems, tile_threads, without_left_out
 from dkrr.fitting.kept_preconditioner import KeptPreconditioner
 from dkrr.fitting.sampled import with_stored_arrays
 from dkrr.kernels import Kernel
@@ -35,6 +37,7 @@ from dkrr.linalg.float32_tiles import (
 from dkrr.linalg.gram_products import Operator, Precision, TiledOperator
 from dkrr.linalg.in_memory_cholesky import InMemoryMatrix
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
+from dkrr.linalg.preconditioners import GROWTH
 from dkrr.linalg.solver_settings import RPCholesky
 from dkrr.linalg.sources import (
     GramTiles,
@@ -48,6 +51,7 @@ from dkrr.linalg.sources import (
 from dkrr.linalg.square import SquareMatrix
 from dkrr.planning.tile_sizes import Tiling
 from dkrr.store import TileGrid
+from dkrr.text import plural
 
 Array = NDArray[np.float64]
 
@@ -151,16 +155,19 @@ class GramMatrix(ABC):
     def operator(self) -> Operator:
         """Matrix to multiply vectors by."""
 
-    def _scaled_tiles(self) -> TileSource:
-        """Tiles of diag(c) K diag(c)."""
-        if self._scale is None:
+    def _scaled_tiles(self, scale: Array | None, name: str = "scale") -> TileSource:
+        """Tiles of diag(c) K diag(c), with the name of c in the storage."""
+        if scale is None:
             return self._tiles()
-        return self._tiles(self._context.storage.vectors("weights", "scale", self._grid, 1, self._scale))
+        return self._tiles(self._context.storage.vectors("weights", name, self._grid, 1, scale))
 
     @cached_property
     def scaled_diagonal(self) -> Array:
         """Diagonal of diag(c) K diag(c), of shape (n,)."""
-        return self.diagonal() if self._scale is None else self.diagonal() * self._scale**2
+        return self._scaled_diagonal(self._scale)
+
+    def _scaled_diagonal(self, scale: Array | None) -> Array:
+        return self.diagonal() if scale is None else self.diagonal() * scale**2
 
     def _operator(
         self, source: TileSource, kept_tiles: int = 0, precision: Precision = "float64", tile: int | None = None
@@ -188,27 +195,51 @@ class FactoredGram(GramMatrix):
         self, data: FitData, strategy: Direct | Float32Factor, context: Context, scale: Array | None = None
     ) -> None:
         super().__init__(data, context, strategy.tiling, scale, keeps_rows=strategy.keeps_rows)
-        self._keeps_matrix = strategy.keeps_matrix
+        self._keeps_matrix, kept = strategy.keeps_matrix, context.kept
+        self._factored_scale = scale if kept is None else kept.extended(scale, self.n)
+        """c of what is factored, with rows that an earlier factor has and that are left out now."""
         self._products_tile: int | None = None
         """Rows of the tiles that products form; None: those of the factor."""
+
+    @cached_property
+    def _grid(self) -> TileGrid:
+        kept, tiling = self._context.kept, self._tiling
+        if kept is not None and self._context.in_memory:
+            return TileGrid(self.n, kept.tile, kept.tile)
+        return TileGrid(self.n, tiling.tile, tiling.panel)
 
     @cached_property
     def systems(self) -> DirectSystems:
         """The matrix as a direct solver takes it."""
         context = self._context
-        if context.in_memory and self._tiling.tile >= self.n:
+        if context.in_memory and context.kept is None and self._tiling.tile >= self.n:
             return SquareMatrix.of_kernel(self._kernel, self._rows, self._scale, context.progress)
         return self._in_tiles()
 
     def _in_tiles(self) -> TileSystems:
-        context, grid, source = self._context, self._grid, self._scaled_tiles()
+        context, grid, source = self._context, self._grid, self._scaled_tiles(self._scale)
+        factored = source
+        if self._factored_scale is not self._scale:
+            factored = self._scaled_tiles(self._factored_scale, "factored-scale")
         if not context.in_memory:
-            return TiledSystems(source, grid, self._tiling.columns_per_task, self.scaled_diagonal, context)
+            columns = self._tiling.columns_per_task
+            return TiledSystems(source, grid, columns, self.scaled_diagonal, context, factored)
         if not self._keeps_matrix:
-            return MemorySystems(source, grid, self.scaled_diagonal, context)
+            return MemorySystems(source, grid, self.scaled_diagonal, context, factored)
         with context.progress.stage("Gram matrix", 1.0), tile_threads(grid, context.threads) as executor:
-            kept = InMemoryMatrix.of_source(source, grid, executor, context.progress)
-            return MemorySystems(kept, grid, kept.diagonal, context)
+            whole = self._in_memory(factored, grid, executor)
+            return MemorySystems(whole, grid, whole.diagonal, context)
+
+    def _in_memory(self, source: TileSource, grid: TileGrid, executor: Executor) -> InMemoryMatrix:
+        """The matrix in memory; what an earlier call has formed of it is kept."""
+        progress, kept = self._context.progress, self._context.kept
+        if kept is None or kept.matrix is None:
+            whole = InMemoryMatrix.of_source(source, grid, executor, progress)
+        elif kept.n < self.n:
+            whole = kept.matrix.grown(source, grid, executor, progress)
+        else:
+            whole = kept.matrix
+        return whole if kept is None else whole.leaving_out(kept.left_out)
 
     def operator(self) -> Operator:
         systems = self.systems
@@ -317,6 +348,9 @@ class GramOperator(GramMatrix):
                 factor.grow(settings.rank, after_round)
             elif factor.rank == 0 or is_complete is False:
                 factor.grow(factor.capacity, after_round)
+            elif checkpoints is not None and not checkpoints.has_any and not is_enough(factor):
+                # The run has grown, or has not iterated yet: an iteration goes on with the factor that it began with.
+                factor.grow(min(factor.capacity, ceil(GROWTH * factor.rank)), after_round)
             if kept is not None:
                 kept.end()
         if checkpoints is not None:
@@ -380,15 +414,33 @@ class Float32Gram(FactoredGram):
                     return self._in_float32(group, shift, detail)
                 except NotPositiveDefiniteError as error:
                     refusal = BROKE_DOWN.format(row=error.row)
+            self._refuse_growth(group, refusal)
             self.give_up(group, family, refusal)
         return self.systems.factor(group, shift, detail)
 
     def _in_float32(self, group: str, shift: Array, detail: str) -> Factor:
         systems = self.systems
-        source, scaled_shift, scale = self._rounded(group, shift, systems.source)
+        source, scaled_shift, scale = self._rounded(group, shift, systems.factored)
         detail = f"{detail}, float32" if detail else "float32"
         factor = systems.rounded_factor(group, scaled_shift, source, detail)
-        return factor if scale is None else ScaledFactor(factor, scale)
+        return without_left_out(factor if scale is None else ScaledFactor(factor, scale), self._context)
+
+    def _refuse_growth(self, group: str, reason: str) -> None:
+        """Refuse rows with which float32 does not hold the factor that the run in the store has.
+
+        Raises
+        ------
+        WrongStoreError
+        """
+        context = self._context
+        if context.in_memory or context.kept is None or context.kept.factor(group) is None:
+            return
+        url = context.stored.store.url
+        raise WrongStoreError(
+            f"{reason}; the run in {url} has {context.kept.n:,} rows and a factor in float32, which cannot take "
+            f"{plural(self.n - context.kept.n, 'more row')}: give another store= to fit all {self.n:,} rows anew, or "
+            f"increase alpha there. The run is as it was"
+        )
 
     def give_up(self, group: str, family: str, reason: str) -> None:
         """Delete a factor in float32 that does not serve, and make those of its family in float64 from now on.
@@ -422,7 +474,7 @@ class Float32Gram(FactoredGram):
 
     def _rounded(self, group: str, shift: Array, source: TileSource) -> tuple[TileSource, Array, Array | None]:
         """Tiles of P A P, P s P and P; None for P where all of it is 1."""
-        scale = rounding_scale(self.scaled_diagonal + shift)
+        scale = rounding_scale(self._scaled_diagonal(self._factored_scale) + shift)
         if scale is None and self._scale is None and self._kernel.has_unit_diagonal:
             return source, shift, None  # no entry is out of range, and kernels compute in float32
         ones = np.ones((self.n, 1)) if scale is None else scale

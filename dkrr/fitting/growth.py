@@ -44,6 +44,8 @@ from dkrr.text import plural
 
 Array = NDArray[np.float64]
 
+SAME_CENTRES = "the features are those drawn in the first call: a fit of all rows would draw others"
+
 LARGEST_POWER = 128
 """Weights are between 2 to this power, and its inverse."""
 
@@ -228,7 +230,7 @@ def _solution(grown: GrownSums, data: TrainingData, progress: Progress) -> Solut
     bounds = relative_by_columns(bounds, grown.sizes(system.squares))
     messages = [f"sums of {plural(grown.n, 'row')}, {data.n:,} of them in this call"]
     if is_drawn(grown.asked):
-        messages.append("the features are those drawn in the first call: a fit of all rows would draw others")
+        messages.append(SAME_CENTRES)
     if (bounds > INACCURATE_ABOVE).any():
         messages.append(INEXACT_PREDICTIONS.format(bound=bounds.max()))
         residuals = np.where(bounds > INACCURATE_ABOVE, np.fmax(bounds, residuals), residuals)

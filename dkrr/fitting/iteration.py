@@ -18,6 +18,7 @@ from dkrr.linalg.preconditioners import Preconditioner
 from dkrr.linalg.solver_settings import ConjugateGradient, RPCholesky
 from dkrr.planning import Plan
 from dkrr.planning.strategy import Strategy
+from dkrr.text import plural
 
 Array = NDArray[np.float64]
 
@@ -88,17 +89,39 @@ def iteration_of(
     )
 
 
-def resumed(context: Context, iteration: Iteration, run: Callable[[State | None], CGOutcome]) -> CGOutcome:
-    """Run an iteration from the last checkpoint, if one can be read, or from the start (None), and save others."""
-    checkpoints, state, damage = context.checkpoints, None, ""
+def resumed(
+    context: Context, iteration: Iteration, run: Callable[[State | None, Array | None], CGOutcome]
+) -> CGOutcome:
+    """Run an iteration from the last checkpoint, if one can be read, or from the start (None), and save others.
+
+    Where the run has grown since, `run` gets the solution of its earlier rows, with zeros for the others, as a first
+    guess.
+    """
+    checkpoints, state, start, messages = context.checkpoints, None, None, []
     if checkpoints is not None:
         iteration.on_iteration, iteration.on_end = checkpoints.save_in_time, checkpoints.save
-        state, damage = checkpoints.load(), checkpoints.damage
-    if damage:
-        context.progress.note(damage)
+        state = checkpoints.load()
+        start = None if state is not None else checkpoints.load_start()
+        if checkpoints.damage:
+            context.progress.note(checkpoints.damage)
+            messages.append(checkpoints.damage)
     if state is not None and state.x.shape != iteration.right_sides.shape:
         state = None
     if state is not None and context.watch is not None:
         context.watch.resume(state)
-    outcome = run(state)
-    return replace(outcome, messages=(damage, *outcome.messages)) if damage else outcome
+    n, m = iteration.right_sides.shape
+    if start is not None and (len(start) > n or start.shape[1] != m):  # of other targets
+        start = None
+    if start is not None:
+        messages.append(FIRST_GUESS.format(rows=plural(len(start), "row")))
+        start = grown_rows(start, n)
+    outcome = run(state, start)
+    return replace(outcome, messages=(*messages, *outcome.messages)) if messages else outcome
+
+
+FIRST_GUESS = "the first guess was the solution that the run in this store had for {rows}"
+
+
+def grown_rows(solution: Array, n: int) -> Array:
+    """Solution of the first rows, of shape (k, m), with zeros for the others: of shape (n, m)."""
+    return np.vstack([solution, np.zeros((n - len(solution), solution.shape[1]))])

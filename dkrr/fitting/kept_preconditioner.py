@@ -5,6 +5,7 @@ long as writing them should take. What is not kept is computed again from the pi
 """
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.errors import StoreError, UnreachableStoreError
+from dkrr.fitting.before_growth import BeforeGrowth, read_before
 from dkrr.fitting.costs.dual_cg_costs import is_worth_keeping
 from dkrr.linalg.factor_rows import KeptColumns
 from dkrr.linalg.pivoted_cholesky import FactorState, PivotedCholesky
@@ -45,6 +47,8 @@ class KeptPreconditioner:
     """Note on the panels that are complete in the store."""
     _begun: float = field(default_factory=time.monotonic)
     """Start of computing the columns that are not kept."""
+    _is_carried: bool = False
+    """The columns are those of the run before it grew, and are not kept with those of the new rows yet."""
     again_seconds: float = 0.0
     """Time that computing what is not kept took."""
 
@@ -56,17 +60,15 @@ class KeptPreconditioner:
     def load(self) -> bool | None:
         """Take the columns of an earlier run; whether it had all that it wanted, None where there are none.
 
-        Damaged columns are dropped: columns that can be computed again are not worth a message.
+        Those of the run before it grew are of fewer rows, or as many. Damaged columns are dropped: columns that can be
+        computed again are not worth a message.
         """
         note = self.store.note(FACTOR)
         if note is None:
-            return None
+            return read_before(self.store, self._carry)
         try:
-            if not matches(note, FACTOR_NOTE):
-                raise StoreError("the note is not as dkrr writes it")
-            if note["panels"][-1][1] > self.factor.capacity:  # it was computed in more memory
+            if not self._restore(note, self.store.open_array):
                 return None
-            self.factor.restore_columns(*self._found(note))
         except UnreachableStoreError:
             raise
         except UNLIKE_OURS:
@@ -77,30 +79,25 @@ class KeptPreconditioner:
         self._begun = time.monotonic()
         return bool(note["complete"])
 
-    def _found(self, note: dict[str, Any]) -> tuple[list[KeptColumns], FactorState]:
-        """Stored columns of the factor, and its state, from a note of the store."""
-        panels, index, pivot_factor = list[KeptColumns](), list[Array](), np.zeros((note["panels"][-1][1],) * 2)
-        for first, stop in note["panels"]:
-            index.append(self._array(first, stop, "index").load()[:, 0])
-            pivot_factor[first:stop, :stop] = self._array(first, stop, "corner").load()
-            parts = tuple((a, self._array(first, stop, f"rows-{a}-{b}")) for a, b in note["segments"])
-            for _, array in parts:
-                array.check_complete()
-            panels.append(KeptColumns(first, stop, parts))
-        left = self._array(first, stop, "left").load()[:, 0]
-        traces = [(rank, float(trace)) for rank, trace in note["traces"]]
-        state = FactorState(
-            np.concatenate(index).astype(np.intp),
-            pivot_factor,
-            left,
-            traces,
-            note["round"],
-            is_exhausted=note["exhausted"],
-        )
-        return panels, state
+    def _restore(self, note: dict[str, Any], opened: Callable[[str], ChunkedArray]) -> bool:
+        """Take the columns that a note describes; False where they cannot be those of this factor."""
+        if not matches(note, FACTOR_NOTE):
+            raise StoreError("the note is not as dkrr writes it")
+        if note["panels"][-1][1] > self.factor.capacity:  # it was computed in more memory
+            return False
+        columns, state = _found(note, opened)
+        if not self.factor.has_units_of(state):
+            return False
+        self.factor.restore_columns(columns, state)
+        return True
 
-    def _array(self, first: int, stop: int, name: str) -> ChunkedArray:
-        return self.store.open_array(f"{FACTOR}/{first}-{stop}/{name}")
+    def _carry(self, before: BeforeGrowth) -> bool | None:
+        """Take the columns of the run before it grew, and keep them with the new rows: they were worth it."""
+        note = before.note(FACTOR)
+        if note is None or not self._restore(note, before.open_array):
+            return None
+        self._is_carried, self._begun = True, time.monotonic()
+        return bool(note["complete"])
 
     def _drop(self) -> None:
         self.store.set_note(FACTOR, None)
@@ -130,6 +127,8 @@ class KeptPreconditioner:
         if n_new == 0:
             self.again_seconds = 0.0
             return False
+        if self._is_carried:
+            return True
         self.again_seconds = time.monotonic() - self._begun
         writing = self.factor.columns.n * n_new * np.dtype(self.factor.dtype).itemsize / self.write_bytes
         return is_worth_keeping(self.again_seconds, writing)
@@ -172,8 +171,35 @@ class KeptPreconditioner:
         self.store.set_note(FACTOR, self._note)
         for a, b in panels[-1:]:
             self.store.delete(f"{FACTOR}/{a}-{b}/left")
-        self._begun, self.again_seconds = time.monotonic(), 0.0
+        self._begun, self.again_seconds, self._is_carried = time.monotonic(), 0.0, False
 
     def _created(self, group: str, name: str, shape: tuple[int, ...], height: int, dtype: Any = None) -> ChunkedArray:
         dtype = np.dtype(self.factor.dtype if dtype is None else dtype).name
         return self.store.create_array(f"{group}/{name}", shape, (min(height, shape[0]), shape[1]), dtype)
+
+
+def _found(note: dict[str, Any], opened: Callable[[str], ChunkedArray]) -> tuple[list[KeptColumns], FactorState]:
+    """Stored columns of a factor, and its state, from a note of the store."""
+
+    def array(first: int, stop: int, name: str) -> ChunkedArray:
+        return opened(f"{FACTOR}/{first}-{stop}/{name}")
+
+    panels, index, pivot_factor = list[KeptColumns](), list[Array](), np.zeros((note["panels"][-1][1],) * 2)
+    for first, stop in note["panels"]:
+        index.append(array(first, stop, "index").load()[:, 0])
+        pivot_factor[first:stop, :stop] = array(first, stop, "corner").load()
+        parts = tuple((a, array(first, stop, f"rows-{a}-{b}")) for a, b in note["segments"])
+        for _, rows in parts:
+            rows.check_complete()
+        panels.append(KeptColumns(first, stop, parts))
+    left = array(first, stop, "left").load()[:, 0]
+    traces = [(rank, float(trace)) for rank, trace in note["traces"]]
+    state = FactorState(
+        np.concatenate(index).astype(np.intp),
+        pivot_factor,
+        left,
+        traces,
+        note["round"],
+        is_exhausted=note["exhausted"],
+    )
+    return panels, state

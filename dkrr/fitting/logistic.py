@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from dkrr.cluster import Progress
 from dkrr.data import Rows
+from dkrr.fitting.before_growth import BeforeGrowth, read_before
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import LabelledData
-from dkrr.fitting.iteration import watch_of
+from dkrr.fitting.iteration import grown_rows, watch_of
 from dkrr.fitting.objectives import FormObjective, ObjectiveAt
 from dkrr.fitting.requests import FitRequest, WarmStart
 from dkrr.fitting.results import FittedModel, Solution, fitted_function, result_of
@@ -116,6 +117,43 @@ class PathState:
         return cls(done, Point.from_arrays(arrays), NewtonState.from_plain(plain["state"]), references)
 
 
+def _points_before(before: BeforeGrowth) -> tuple[Point, ...]:
+    """Solutions, λ by λ, that the run had before it grew, or the point that it had come to."""
+    found, points = before.checkpoint(), list[Point]()
+    if found is None:
+        return ()
+    arrays, plain = found
+    for k in range(len(plain["done"])):
+        kept = before.kept(f"model-{k}")
+        if kept is None:
+            return tuple(points)
+        points.append(Point(kept["coef"], kept["intercept"][0]))
+    if not points and plain["state"] is not None:
+        points.append(Point(arrays["coef"], arrays["intercept"][0]))
+    return tuple(points)
+
+
+def grown_point(point: Point, n: int, weights: Array | None) -> Point:
+    """Point of the dual form whose coefficients are those of the first rows, and 0 of the others and of weight 0."""
+    coef = grown_rows(point.coef, n)
+    if weights is not None:
+        coef[weights == 0] = 0.0
+    return Point(coef, point.intercept)
+
+
+def _first_guesses(checkpoints: Checkpoints, data: LabelledData, plan: Plan) -> tuple[Point, ...]:
+    """Starting points for the λ of a run that has grown."""
+    n, m = plan.priced.matrix_size(plan.form), data.likelihood.n_columns
+    found = [
+        one
+        for one in read_before(checkpoints.store, _points_before) or ()
+        if one.coef.shape[1] == m and len(one.coef) <= n
+    ]
+    if plan.form == "dual":
+        return tuple(grown_point(one, n, data.weights) for one in found)
+    return tuple(one for one in found if len(one.coef) == n)
+
+
 def _read_done(checkpoints: Checkpoints, plain: Sequence[dict[str, Any]]) -> tuple[PathPoint, ...]:
     """Solutions up to the first that cannot be read."""
     done: list[PathPoint] = []
@@ -131,6 +169,8 @@ def _told_of(damage: str) -> NewtonState | None:
     """State of a run that begins with this message; None if it is empty."""
     return NewtonState(messages=[damage]) if damage else None
 
+
+GREW = "Newton's method began with the solution that the run in this store had before"
 
 ADVICE = {
     Status.STALLED: (
@@ -236,8 +276,10 @@ def _minimise(
 ) -> tuple[PathPoint, ...]:
     """Solutions for all λ, each from the one before, from the last checkpoint on, or from a point of the path."""
     tol, checkpoints, progress = plan.problem.tol, context.checkpoints, context.progress
+    guesses: tuple[Point, ...] = ()
     if checkpoints is not None:
         path = PathState.resumed(checkpoints, tol, max_iter)
+        guesses = _first_guesses(checkpoints, data, plan) if path.references is None else ()
     if checkpoints is not None and path.newton is not None:
         progress.note(checkpoints.damage or f"resuming after Newton step {path.newton.step}")
     if start is None:
@@ -247,9 +289,13 @@ def _minimise(
         begun = time.perf_counter()
         context.storage.note_stage("Newton steps")
         state, objective = path.newton or NewtonState(), None
+        point = path.point or start
+        if len(path.done) < len(guesses):
+            point = guesses[len(path.done)]
+            state.messages.append(GREW)
         try:
             with progress.measured("Newton steps"):
-                objective = objective_at(alpha, path.point or start, path.references)
+                objective = objective_at(alpha, point, path.references)
                 save = partial(_save_step, checkpoints, objective, path.done)
                 outcome = Newton(objective, tol, max_iter, progress, save).run(state)
         except GivenUpError as error:

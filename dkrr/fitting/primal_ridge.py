@@ -329,10 +329,16 @@ class IteratedPrimal(PrimalRidge):
                 found = np.where(is_dual, np.maximum(weighted, plain), found)
             return np.where(np.isnan(found), np.inf, found)
 
-    def iterate(self, iteration: Iteration, groups: Sequence[Group], state: State | None = None) -> CGOutcome:  # noqa: ARG002
+    def iterate(
+        self,
+        iteration: Iteration,
+        groups: Sequence[Group],  # noqa: ARG002
+        state: State | None = None,
+        start: Array | None = None,
+    ) -> CGOutcome:
         """Run it, and refine what it found until the dual systems are solved, or predictions and α are right."""
         data, rows = self._data, self._rows
-        outcome, everything = iteration.run(state=state), np.arange(len(data.alphas))
+        outcome, everything = iteration.run(start, state), np.arange(len(data.alphas))
         coef, errors = outcome.x, rows.new_errors(data.room_for_errors)
         other, rounds, gained = errors, 0, np.ones(len(everything), bool)
         gradient, self._totals, sizes = rows.subtract(None, coef, errors)

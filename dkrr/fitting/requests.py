@@ -27,6 +27,7 @@ from dkrr.data import MemoryRows, Rows, as_rows, load_array, load_labels
 from dkrr.data.arrays import is_mapped
 from dkrr.data.rows import check_finite, scan
 from dkrr.errors import InputError, InputTypeError, StoreError, WrongStoreError
+from dkrr.fitting.growing_run import is_factored, lengths_of
 from dkrr.kernels import AdditiveChi2, Kernel
 from dkrr.kernels.kernel_features import feature_map, is_drawn
 from dkrr.kernels.map_base import FeatureMap
@@ -296,7 +297,8 @@ def stored_layout(store: str) -> Layout | None:
     if found["layout"].get("form") not in get_args(Form):
         raise WrongStoreError(f"{store} holds a Gram matrix (dkrr.gram), not a fit; give another store=")
     try:
-        layout = replace(Layout(**found["layout"]), store=store)
+        kept_rows = max(lengths_of(found["fingerprint"]), default=0) if is_factored(found) else 0
+        layout = replace(Layout(**found["layout"]), kept_rows=kept_rows, store=store)
         TileGrid(1, layout.tile, layout.panel)
         return layout
     except (TypeError, ValueError) as error:

@@ -20,6 +20,7 @@ from dkrr.cluster.process import graceful_termination
 from dkrr.config import setting
 from dkrr.data.rows import digest_of
 from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError
+from dkrr.fitting.before_growth import BeforeGrowth, read_before
 from dkrr.fitting.kept_preconditioner import KeptPreconditioner
 from dkrr.linalg.iteration_state import State
 from dkrr.linalg.sources import Vectors
@@ -139,7 +140,7 @@ class StoredArrays(Storage):
             if (
                 found is not None
                 and (self._is_claimed or found["fingerprint"] is None)
-                and not found["notes"].get(WORK)
+                and not self.store.note(WORK)
             ):
                 self.store.set_note(STAGE, {"name": name, "done": done})
 
@@ -273,6 +274,11 @@ class Snapshots:
             self.store.set_note(WORK, None)
             return None
 
+    @property
+    def has_any(self) -> bool:
+        """Whether there is a checkpoint, damaged or not."""
+        return self.store.note(CHECKPOINT) is not None
+
     def keep(self, name: str, arrays: dict[str, Array]) -> None:
         """Save arrays that do not change any more."""
         self._fill(name, arrays)
@@ -331,9 +337,19 @@ class Checkpoints(Snapshots):
 
     def load(self) -> State | None:
         """Last complete checkpoint; None without one, or if it is damaged."""
-        return self.read(self._own)
+        return self.read(self._of_part)
 
-    def _own(self, arrays: dict[str, Array], plain: dict[str, Any]) -> State | None:
+    def load_start(self) -> Array | None:
+        """Solution that the run had before it grew, of the rows that it had then; None without one."""
+
+        def solution(before: BeforeGrowth) -> Array | None:
+            found = before.checkpoint()
+            state = None if found is None else self._of_part(*found)
+            return None if state is None or state.sizes is None else state.solution()
+
+        return read_before(self.store, solution)
+
+    def _of_part(self, arrays: dict[str, Array], plain: dict[str, Any]) -> State | None:
         """State of a checkpoint, unless it is of another part of the work."""
         return State.from_arrays(arrays, plain) if plain.get("part", "") == self.part else None
 
@@ -365,7 +381,7 @@ class Checkpoints(Snapshots):
         """Pivots of the preconditioner of the run; None if they were not saved, or are damaged: others are as good."""
         name = self.store.note(PIVOTS)
         if name is None:
-            return None
+            return read_before(self.store, BeforeGrowth.pivots)
         try:
             index = self.store.open_array(name).load()[:, 0].astype(np.intp)
         except UnreachableStoreError:

@@ -15,6 +15,9 @@ One task to a tile leaves workers idle: near the end few tiles are left and thei
 be cut into updates by some tile columns, each a separate task; all but the last write S, unfinished, to a separate
 store (write-once as well), which the next one begins from.
 
+A factor grows: L of the first rows of A is the first rows of L. Whole tile rows stay where they are; of the tile row
+with the last rows of the kept factor, these are copied and the others computed.
+
 In the memory of one process the same tasks run in threads. Tiles are computed where they lie (also S, between
 updates), so that a task must not run twice there.
 
@@ -25,12 +28,14 @@ written, while the current one is being multiplied.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import chain
 from math import inf
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.cluster.tasks import Meter, Task
@@ -53,6 +58,8 @@ class TileStep:
     columns: range
     """Tile columns that it subtracts."""
     is_last: bool
+    top: int = 0
+    """First rows of the tile that are copied from a smaller factor."""
 
     @property
     def key(self) -> str:
@@ -78,10 +85,11 @@ class TileStep:
 
     def flops(self, grid: TileGrid) -> float:
         """Floating-point operations."""
-        rows, columns = grid.height(self.i), grid.height(self.j)
+        rows, columns, top = grid.height(self.i) - self.top, grid.height(self.j), self.top
         before = float(len(self.columns) * grid.tile)
         if self.i == self.j:
-            return rows * rows * before + (rows**3 / 3 if self.is_last else 0.0)
+            last = rows**3 / 3 + rows * top * (rows + top)
+            return rows * (rows + 2 * top) * before + (last if self.is_last else 0.0)
         return 2 * rows * columns * before + (rows * columns * columns if self.is_last else 0.0)
 
 
@@ -114,9 +122,9 @@ def tile_steps(n_tiles: int, columns_per_task: int) -> Iterator[TileStep]:
                 )
 
 
-def n_tasks(n_tiles: int, columns_per_task: int) -> int:
-    """Tasks of a factorisation."""
-    return sum((n_tiles - j) * n_updates(j, columns_per_task) for j in range(n_tiles))
+def n_tasks(n_tiles: int, columns_per_task: int, kept_tiles: int = 0) -> int:
+    """Tasks of a factorisation, whose first tile rows may exist already."""
+    return sum((n_tiles - max(j, kept_tiles)) * n_updates(j, columns_per_task) for j in range(n_tiles))
 
 
 def n_updates(j: int, columns_per_task: int) -> int:
@@ -180,6 +188,35 @@ Matrix = TiledMatrix | MemoryMatrix
 
 
 @dataclass(frozen=True)
+class KeptFactor:
+    """Complete factor of the first rows of a system, with the same tile and panel; its grid is smaller."""
+
+    matrix: Matrix
+
+    @property
+    def n(self) -> int:
+        """Rows that it has."""
+        return self.matrix.grid.n
+
+    @property
+    def whole_rows(self) -> int:
+        """Tile rows that are those of the larger factor."""
+        return self.n // self.matrix.grid.tile
+
+    @property
+    def top(self) -> int:
+        """Rows of its last tile row, if that is not whole; they are the first ones of a tile row of the larger factor."""
+        return self.n % self.matrix.grid.tile
+
+    def copy(self, meter: Meter, i: int, j: int, out: NDArray[Any]) -> None:
+        """Read its rows of tile (i, j), those at the end of it, to the first rows of a tile."""
+        columns = self.matrix.grid.height(j)
+        with meter.time("read"):
+            meter.bytes_read += self.matrix.read_tile(i, j, out[: self.top, :columns])
+        out[: self.top, columns:] = 0.0  # of a square, what is right of it
+
+
+@dataclass(frozen=True)
 class TiledSystem:
     """A + diag(s) = L Lᵀ with A in tiles; what is stored is known by name, so that it travels to workers."""
 
@@ -193,24 +230,45 @@ class TiledSystem:
     """Tile columns that one task subtracts; 0 means all."""
     partial: tuple[Matrix, ...] = ()
     """S after the first `columns_per_task` tile columns, after the next, and so on."""
+    kept: KeptFactor | None = None
+    """Factor of the first rows, whose whole tile rows `factor` has already."""
 
     def __post_init__(self) -> None:
         if any(sums.dtype != self.factor.dtype for sums in self.partial):
             raise ValueError("the partial sums and the factor differ in dtype")
+        if self.kept is not None:
+            given, grid = self.kept.matrix, self.grid
+            if (given.grid.tile, given.grid.panel, given.dtype) != (grid.tile, grid.panel, self.factor.dtype):
+                raise ValueError("the kept factor and the factor differ in tiles or dtype")
+            if given.grid.n >= grid.n:
+                raise ValueError(f"the kept factor has {given.grid.n} rows, and the factor {grid.n}")
 
     @property
     def grid(self) -> TileGrid:
         """Grid of the tiles."""
         return self.factor.grid
 
+    def steps(self) -> Iterator[TileStep]:
+        """All tasks of the factorisation, but those of tile rows that the kept factor has."""
+        kept = self.kept
+        for step in tile_steps(self.grid.n_tiles, self.columns_per_task):
+            if kept is None or step.i > kept.whole_rows:
+                yield step
+            elif step.i == kept.whole_rows:
+                yield replace(step, top=kept.top)
+
 
 def cholesky_tasks(system: TiledSystem) -> list[Task]:
     """Tasks of the factorisation that are not done yet."""
     done = system.factor.complete_tiles()
     summed = [sums.complete_tiles() for sums in system.partial]
-    holes = _holes(system.grid.n_tiles, done)
+    holes, steps = _holes(system.grid.n_tiles, done), system.steps()
+    if system.kept is not None and system.factor.is_stored:  # tiles of the kept factor may be lost
+        kept_rows = range(system.kept.whole_rows)
+        of_kept = (s for s in tile_steps(system.grid.n_tiles, system.columns_per_task) if s.i in kept_rows)
+        steps = chain(of_kept, steps)
     tasks = []
-    for step in tile_steps(system.grid.n_tiles, system.columns_per_task):
+    for step in steps:
         tile = (step.i, step.j)
         # An update is done if it or any later one is.
         if tile in done or any(tile in later for later in summed[step.update :]):
@@ -248,9 +306,10 @@ def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
     NotFiniteError
         If a diagonal entry of A is infinite or NaN in float64.
     """
-    grid, matrix, i, j = system.grid, system.factor, step.i, step.j
+    grid, matrix, i, j, top = system.grid, system.factor, step.i, step.j, step.top
     tile = matrix.tile_buffer(i, j)
     _begin(meter, system, step, tile)
+    new = tile[top:]
     column_ranges = matrix.column_strips(step.columns)
     left = [matrix.panel_buffer() for _ in range(N_SLOTS)]
     right = left if i == j else [matrix.panel_buffer() for _ in range(N_SLOTS)]
@@ -259,21 +318,23 @@ def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
         meter.bytes_read += n_a + n_b
         if i != j:
             with meter.time("gemm"):
-                blas.gemm(tile, a, b, transpose_b=True, alpha=-1.0, beta=1.0)
-        else:
-            with meter.time("syrk"):
-                blas.syrk(tile, a, alpha=-1.0, beta=1.0)
+                blas.gemm(new, a[top:], b, transpose_b=True, alpha=-1.0, beta=1.0)
+            continue
+        with meter.time("syrk"):
+            blas.syrk(new[:, top:], a[top:], alpha=-1.0, beta=1.0)
+            if top:
+                blas.gemm(new[:, :top], a[top:], a[:top], transpose_b=True, alpha=-1.0, beta=1.0)
     if not step.is_last:
         _write(meter, system.partial[step.update], step, tile)
     elif i == j:
-        _factor_diagonal(meter, grid, j, tile)
+        _factor_diagonal(meter, grid, j, tile, top)
         if isinstance(matrix, MemoryMatrix):
             matrix.triangles[j] = blas.Triangle(tile, is_shared=True)
         else:  # others may read it there; in memory a source may keep its own above the diagonal
             clear_upper(tile)
         _write(meter, matrix, step, tile)
     else:
-        _divide_by_diagonal(meter, matrix, i, j, tile, left)
+        _divide_by_diagonal(meter, matrix, step, tile, left)
 
 
 def _panels_of_both(
@@ -303,26 +364,32 @@ def _panels_of_both(
 
 
 def _begin(meter: Meter, system: TiledSystem, step: TileStep, tile: blas.Array) -> None:
-    """Fill the tile with A + diag(s), or with the sum that the update before wrote."""
-    grid, i, j = system.grid, step.i, step.j
+    """Fill the tile with A + diag(s), or with the sum that the update before wrote; its `top` rows are those of L."""
+    grid, i, j, top = system.grid, step.i, step.j, step.top
     if step.update:
         before = system.partial[step.update - 1]
         with meter.time("read"):
             if before is not system.factor:  # else it lies there already
                 meter.bytes_read += before.read_tile(i, j, tile)
         return
+    if system.kept is not None and top and system.factor.is_stored:  # else they lie there already
+        system.kept.copy(meter, i, j, tile)
+    columns, new, square = grid.rows(j), tile[top:], tile[top:, top:]
+    rows = slice(grid.rows(i).start + top, grid.rows(i).stop)
     with np.errstate(over="ignore"):
-        system.source.fill(meter, tile, grid.rows(i), grid.rows(j))
-    if i != j:
-        return
-    # Here the tile is still A; LAPACK takes an infinite pivot for a positive one.
-    first = grid.rows(j).start
+        if i != j:
+            system.source.fill(meter, new, rows, columns)
+            return
+        if top:
+            system.source.fill(meter, new[:, :top], rows, slice(columns.start, rows.start))
+        system.source.fill(meter, square, rows, rows)
+    # Here the square is still A; LAPACK takes an infinite pivot for a positive one.
     if tile.dtype == np.float64:
-        check_diagonal(tile.diagonal(), first)
-    elif not np.isfinite(tile.diagonal()).all():
-        row = first + int(np.flatnonzero(~np.isfinite(tile.diagonal()))[0])
+        check_diagonal(square.diagonal(), rows.start)
+    elif not np.isfinite(square.diagonal()).all():
+        row = rows.start + int(np.flatnonzero(~np.isfinite(square.diagonal()))[0])
         raise NotPositiveDefiniteError(f"the diagonal entry of row {row} leaves the range of {tile.dtype}", row)
-    np.einsum("ii->i", tile)[...] += read_range(system.shift, grid.rows(i))[:, 0]
+    np.einsum("ii->i", square)[...] += read_range(system.shift, rows)[:, 0]
 
 
 def _write(meter: Meter, matrix: Matrix, step: TileStep, tile: blas.Array) -> None:
@@ -330,11 +397,18 @@ def _write(meter: Meter, matrix: Matrix, step: TileStep, tile: blas.Array) -> No
         meter.bytes_written += matrix.write_tile(step.i, step.j, tile)
 
 
-def _factor_diagonal(meter: Meter, grid: TileGrid, j: int, tile: blas.Array) -> None:
+def _factor_diagonal(meter: Meter, grid: TileGrid, j: int, tile: blas.Array, top: int) -> None:
+    """Overwrite a square by its Cholesky factor, whose first `top` rows it has already."""
+    below, square = tile[top:, :top], tile[top:, top:]
+    if top:
+        with meter.time("trsm"):
+            blas.solve_lower_right(tile[:top, :top], below)
+        with meter.time("syrk"):
+            blas.rank_update(square, below)
     with meter.time("potrf"):
-        failed = blas.cholesky_in_place(tile)
+        failed = blas.cholesky_in_place(square)
         if failed:
-            row = grid.rows(j).start + failed - 1
+            row = grid.rows(j).start + top + failed - 1
             raise NotPositiveDefiniteError(f"the pivot of row {row} is not positive", row)
 
 
@@ -359,12 +433,13 @@ def check_diagonal(diagonal: blas.Array, first: int = 0) -> None:
 
 
 def _divide_by_diagonal(
-    meter: Meter, matrix: Matrix, i: int, j: int, tile: blas.Array, buffers: list[blas.Array]
+    meter: Meter, matrix: Matrix, step: TileStep, tile: blas.Array, buffers: list[blas.Array]
 ) -> None:
     """Set tile ← tile L_jj⁻ᵀ, a panel of L_jj at a time, and write each panel of the tile as soon as it is final."""
+    i, j, new = step.i, step.j, tile[step.top :]
     if isinstance(matrix, MemoryMatrix):
         with meter.time("trsm"):
-            matrix.triangles[j].solve_right(tile)
+            matrix.triangles[j].solve_right(new)
         return
     grid, panels = matrix.grid, matrix.grid.panels(j)
     writes = []
@@ -378,17 +453,18 @@ def _divide_by_diagonal(
         columns = grid.columns(p)
         start, stop = columns.start - first, columns.stop - first
         with meter.time("trsm"):
-            blas.solve_lower_right(panel[start:stop], tile[:, start:stop])
+            blas.solve_lower_right(panel[start:stop], new[:, start:stop])
         writes.append(writer().submit(matrix.write_panel, i, p, tile))
         with meter.time("gemm"):
-            blas.gemm(tile[:, stop:], tile[:, start:stop], panel[stop:], transpose_b=True, alpha=-1.0, beta=1.0)
+            blas.gemm(new[:, stop:], new[:, start:stop], panel[stop:], transpose_b=True, alpha=-1.0, beta=1.0)
     with meter.time("write"):
         meter.bytes_written += sum(write.result() for write in writes)
 
 
 def cholesky_work(
-    grid: TileGrid, columns_per_task: int = 0, itemsize: int = 8, cache_bytes: float = inf, n_stored: int = 1
-) -> Work:
+    grid: TileGrid, columns_per_task: int = 0, itemsize: int = 8, cache_bytes: float = inf, n_stored: int = 1,
+    kept_rows: int = 0,
+) -> Work:  # fmt: skip
     """Work of the whole factorisation, forming the tiles of A not included.
 
     Parameters
@@ -402,36 +478,44 @@ def cholesky_work(
         Size of the system's cache of files.
     n_stored : int
         Factors that are in the store at once.
+    kept_rows : int
+        Rows that the factor has already.
     """
-    n_tiles = grid.n_tiles
+    n_tiles, whole = grid.n_tiles, kept_rows // grid.tile
     panel = float(_panel_bytes(grid, itemsize))
     panels_before = [len(grid.panels(0)) * j for j in range(n_tiles)]
     read = sum(
-        panel * (before + (n_tiles - 1 - j) * (2 * before + len(grid.panels(j))))
+        panel * (before * (j >= whole) + (n_tiles - max(j + 1, whole)) * (2 * before + len(grid.panels(j))))
         for j, before in enumerate(panels_before)
     )
-    between = partial_bytes(grid, columns_per_task, itemsize)
+    if kept_rows % grid.tile:  # the last tile row of the kept factor is copied
+        read += panel * -(-kept_rows // grid.panel)
+    between = partial_bytes(grid, columns_per_task, itemsize, whole)
+    new = factor_bytes(grid, itemsize) - whole * (whole + 1) // 2 * len(grid.panels(0)) * _panel_bytes(grid, itemsize)
     return Work(
-        gemm_flops=grid.n**3 / 3 * itemsize / 8,
+        gemm_flops=(grid.n**3 - kept_rows**3) / 3 * itemsize / 8,
         read_bytes=read + between,
-        cold_bytes=_cold_bytes(grid, cache_bytes, columns_per_task, itemsize),
-        written_bytes=factor_bytes(grid, itemsize) + between,
-        disk_bytes=n_stored * factor_bytes(grid, itemsize) + between,
-        n_tasks=n_tasks(n_tiles, columns_per_task),
+        cold_bytes=_cold_bytes(grid, cache_bytes, columns_per_task, itemsize, whole),
+        written_bytes=new + between,
+        disk_bytes=n_stored * new + between,
+        n_tasks=n_tasks(n_tiles, columns_per_task, whole),
     )
 
 
-def _cold_bytes(grid: TileGrid, cache_bytes: float, columns_per_task: int, itemsize: int) -> float:
+def _cold_bytes(grid: TileGrid, cache_bytes: float, columns_per_task: int, itemsize: int, kept_tiles: int) -> float:
     """Bytes that a factorisation reads from the disk itself beside a system cache of files of this size.
 
     Column j needs the tiles to the left of it from row j on, nearly all of which column j − 1 has read: those that the
-    cache could not hold come from the disk. The tiles of its own row it reads again for every tile, from the cache.
+    cache could not hold come from the disk. The tiles of its own row it reads again for every tile, from the cache;
+    those of a kept factor are read for the first time there.
     """
     if factor_bytes(grid, itemsize) <= cache_bytes:
         return 0.0
     tile, n_tiles = len(grid.panels(0)) * _panel_bytes(grid, itemsize), grid.n_tiles
-    between = max(0.0, partial_bytes(grid, columns_per_task, itemsize) - cache_bytes)
-    return between + sum(max(0.0, float(j * (n_tiles - j) * tile) - cache_bytes) for j in range(n_tiles))
+    between = max(0.0, partial_bytes(grid, columns_per_task, itemsize, kept_tiles) - cache_bytes)
+    of_kept = float(tile * (kept_tiles * (kept_tiles + 1) // 2))
+    again = (float(j * (n_tiles - max(j, kept_tiles)) * tile) for j in range(n_tiles))
+    return between + of_kept + sum(max(0.0, read - cache_bytes) for read in again)
 
 
 def _panel_bytes(grid: TileGrid, itemsize: int) -> int:
@@ -439,13 +523,13 @@ def _panel_bytes(grid: TileGrid, itemsize: int) -> int:
     return itemsize * grid.tile * grid.panel + OVERHEAD_BYTES
 
 
-def partial_bytes(grid: TileGrid, columns_per_task: int, itemsize: int = 8) -> int:
-    """Bytes on disk of the sums between updates, with `itemsize` bytes to an entry."""
+def partial_bytes(grid: TileGrid, columns_per_task: int, itemsize: int = 8, kept_tiles: int = 0) -> int:
+    """Bytes on disk of the sums between updates, with `itemsize` bytes to an entry; none of the first tile rows."""
     if not columns_per_task:
         return 0
     panel = _panel_bytes(grid, itemsize)
     return sum(
-        (n_updates(j, columns_per_task) - 1) * (grid.n_tiles - j) * len(grid.panels(j)) * panel
+        (n_updates(j, columns_per_task) - 1) * (grid.n_tiles - max(j, kept_tiles)) * len(grid.panels(j)) * panel
         for j in range(columns_per_task + 1, grid.n_tiles)  # earlier columns have one update
     )
 

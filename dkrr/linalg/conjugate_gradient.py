@@ -196,7 +196,7 @@ class Iteration:
         Parameters
         ----------
         start : ndarray of shape (n, m), optional
-            First guess.
+            First guess, of those columns where it leaves less than 0 does.
         state : State, optional
             To resume from.
 
@@ -216,6 +216,7 @@ class Iteration:
         resumed = state is not None
         if state is None:
             state = self._first_state(start)
+        state.sizes = self._sizes
         self._reached = self._relative(state.residual, np.arange(len(norms)))
         self._shown, self._scale = 0.0, 1.0 / self._norms
         """Factor of ‖r‖ in what is noted of it: as what the tolerance is for was last found to be."""
@@ -277,6 +278,10 @@ class Iteration:
         if start is not None:
             state.x = np.array(start, np.float64) / self._sizes
             state.residual = self._true_residual(state.x, np.arange(state.x.shape[1]))
+            useless = ~(
+                column_norms(state.residual) < column_norms(b)
+            )  # as of other targets, or where it is not finite
+            state.x[:, useless], state.residual[:, useless] = 0.0, b[:, useless]
         return state
 
     def _prepare_deflation(self, precision: Precision) -> None:

@@ -200,17 +200,23 @@ def rebuild_rows(meter: Meter, rows: FactorRows, pivots: tuple[Any, Array]) -> N
     """Task: compute F = A[:, S] L⁻ᵀ from the pivots alone, unless this process has it."""
     taken, lower = pivots
     state = rows.new_state()
-    if state.rank == len(lower):
-        return
-    state.rank = len(lower)
+    if state.rank != len(lower):
+        complete_rows(meter, rows, (rows.start, taken, lower))
+
+
+def complete_rows(meter: Meter, rows: FactorRows, pivots: tuple[int, Any, Array]) -> None:
+    """Task: compute the rows of F from a number on from the pivots, in a process that has read those before."""
+    first, taken, lower = pivots
+    state = rows.state()
     height = max(64, FACTOR_STRIP_ENTRIES // len(lower))
-    for start in range(rows.start, rows.stop, height):
+    for start in range(max(first, rows.start), rows.stop, height):
         stop = min(start + height, rows.stop)
         with meter.time("gram"):
             block = rows.columns.block(slice(start, stop), taken)
         with meter.time("trsm"):
             blas.solve_lower_right(lower, block)
         state.array[start - rows.start : stop - rows.start, : len(lower)] = block
+    state.rank = len(lower)
 
 
 def square_rows(meter: Meter, rows: FactorRows, _: None) -> Array:
@@ -221,6 +227,16 @@ def square_rows(meter: Meter, rows: FactorRows, _: None) -> Array:
         for where, strip in state.strips():
             np.einsum("ij,ij->i", strip, strip, out=out[where])
     return out
+
+
+def square_columns(meter: Meter, rows: FactorRows, weights: Array) -> Array:
+    """Task: squares of F times v summed over its rows, of shape (r,); v, of shape (n,)."""
+    state = rows.state()
+    total = np.zeros(state.rank)
+    with meter.time("gemm"):
+        for where, strip in state.strips():
+            total += np.einsum("i,ij,ij->j", weights[rows.numbers(where)], strip, strip)
+    return total
 
 
 @dataclass(frozen=True)
@@ -258,4 +274,5 @@ def read_columns(meter: Meter, rows: FactorRows, kept: Sequence[KeptColumns]) ->
                     block = array.read_rows(start - first_row, stop - first_row)
                 state.array[start - rows.start : stop - rows.start, one.first : one.stop] = block
                 meter.bytes_read += block.nbytes
-    state.rank = kept[-1].stop
+    read = max(first_row + array.shape[0] for first_row, array in kept[-1].segments)
+    state.rank = kept[-1].stop if read >= rows.stop else 0  # rows that are not complete are not taken for such

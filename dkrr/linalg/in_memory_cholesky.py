@@ -6,7 +6,8 @@ which no task is made; in float64 it is a `linalg.square.SquareMatrix`.
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from copy import copy
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +15,9 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.cluster import Executor, Meter, Progress, RunRecord, Share, Task
 from dkrr.kernels.blocks import mirror_lower
-from dkrr.linalg.cholesky import TiledSystem, TileStep, cholesky_tasks, factor_tile, n_updates
+from dkrr.linalg.cholesky import KeptFactor, TiledSystem, cholesky_tasks, factor_tile, n_updates
 from dkrr.linalg.gram_products import Operator, Precision
-from dkrr.linalg.sources import TileSource, cut_tile
+from dkrr.linalg.sources import TileSource, cut_tile, shifted
 from dkrr.linalg.square import ONE_TILE
 from dkrr.store import MemoryMatrix, TileGrid
 
@@ -45,11 +46,39 @@ def memory_grid(n: int) -> TileGrid:
     return TileGrid(n, tile, tile)
 
 
-def memory_system(source: TileSource, shift: Array, matrix: MemoryMatrix) -> TiledSystem:
-    """A + diag(s), to be factored in this process's memory; s is of shape (n,)."""
+GROWING_TILE = 512
+"""Rows of a tile of a matrix in memory to which rows are added."""
+
+
+def growing_grid(n: int) -> TileGrid:
+    """Grid of a matrix in memory to which rows are added, however few it has now."""
+    return TileGrid(n, GROWING_TILE, GROWING_TILE)
+
+
+def memory_system(
+    source: TileSource, shift: Array, matrix: MemoryMatrix, kept: MemoryMatrix | None = None
+) -> TiledSystem:
+    """A + diag(s), to be factored in this process's memory.
+
+    Parameters
+    ----------
+    source : TileSource
+    shift : ndarray of shape (n,)
+        s.
+    matrix : MemoryMatrix
+        Overwritten by the factor.
+    kept : MemoryMatrix, optional
+        Factor of the first rows, from which `matrix` has grown.
+    """
     count = n_updates(matrix.grid.n_tiles - 1, MEMORY_TASK_COLUMNS)
-    partial = (matrix,) * (count - 1)
-    return TiledSystem(source, shift[:, None], matrix, columns_per_task=MEMORY_TASK_COLUMNS, partial=partial)
+    return TiledSystem(
+        source,
+        shift[:, None],
+        matrix,
+        columns_per_task=MEMORY_TASK_COLUMNS,
+        partial=(matrix,) * (count - 1),
+        kept=None if kept is None else KeptFactor(kept),
+    )
 
 
 def factor_in_memory(system: TiledSystem, executor: Executor, progress: Progress | None = None) -> None:
@@ -70,7 +99,8 @@ def factor_in_memory(system: TiledSystem, executor: Executor, progress: Progress
         If a diagonal entry of A is infinite or NaN.
     """
     if system.grid.n_tiles == 1:
-        factor_tile(Meter(), system, TileStep(0, 0, 0, range(0), is_last=True))
+        (step,) = system.steps()
+        factor_tile(Meter(), system, step)
     else:
         tasks = cholesky_tasks(system)
         executor.run(tasks, share_of(progress, tasks))
@@ -84,7 +114,8 @@ def share_of(progress: Progress | None, tasks: Sequence[Task], amount: float = 1
 class InMemoryMatrix(TileSource, Operator):
     """A in memory; a factor in its `factor_buffer` has what is below the diagonal of its squares, where A is above.
 
-    So A and one factor take little more memory than A; further ones that exist beside it have their own squares.
+    So A and one factor take little more memory than A; further ones that exist beside it have their own squares. Where A
+    grows, a factor of its first rows grows in the same way, and both share the squares that they had.
 
     Parameters
     ----------
@@ -97,8 +128,9 @@ class InMemoryMatrix(TileSource, Operator):
         self.n, self.grid, self.record = grid.n, grid, RunRecord()
         self._matrix, self._is_whole = matrix, [True] * grid.n_tiles
         self.diagonal = np.concatenate([matrix.tile_buffer(i, i).diagonal() for i in range(grid.n_tiles)])
-        self._sharing: Callable[[], MemoryMatrix | None] = lambda: None
-        """Reference to the factor that has the squares."""
+        self._sharing = list[weakref.ref[MemoryMatrix]]()
+        """References to factors that have the squares, also of what A has grown from."""
+        self._left_out = np.empty(0, np.intp)
 
     @classmethod
     def of_source(
@@ -116,27 +148,83 @@ class InMemoryMatrix(TileSource, Operator):
             executor.run(tasks, share_of(progress, tasks))
         return cls(matrix)
 
+    def grown(
+        self, source: TileSource, grid: TileGrid, executor: Executor, progress: Progress | None = None
+    ) -> "InMemoryMatrix":
+        """A of more rows, of which only the new ones are formed; this one and its factors stay what they are.
+
+        Parameters
+        ----------
+        source : TileSource
+            All tiles of the larger matrix, whose first rows are those of this one.
+        grid : TileGrid
+            Of the same tile.
+        executor : Executor
+        progress : Progress, optional
+            Display whose open stage is this work, with a total of 1.
+        """
+        whole, top = divmod(self.n, grid.tile)
+        matrix = self._matrix.grown(grid)
+        tasks = [
+            Task(
+                f"tile-{i}-{j}",
+                form_tile,
+                (source, matrix, i, j, top if i == whole else 0),
+                flops=grid.height(i) * grid.height(j),
+            )
+            for i, j in grid.lower()
+            if i >= whole
+        ]
+        executor.run(tasks, share_of(progress, tasks))
+        grown = type(self)(matrix)
+        grown.diagonal[: self.n] = self.diagonal  # where a factor has its own
+        for one in self, grown:  # in squares of both, factors of either may be
+            one._is_whole[: whole + 1] = [False] * len(one._is_whole[: whole + 1])
+        grown._sharing = self._sharing
+        return grown
+
+    def leaving_out(self, rows: NDArray[np.intp]) -> "InMemoryMatrix":
+        """A whose products have zeros for these rows and columns; its tiles, and so its factors, have all of them."""
+        other = copy(self)  # which shares the tiles and what is known of them
+        other._left_out = rows
+        return other
+
     def factor_buffer(self) -> MemoryMatrix:
         """Empty matrix for a factor, with the squares of A unless another factor that still exists has them."""
-        if self._sharing() is not None:
+        self._sharing[:] = [one for one in self._sharing if one() is not None]
+        if self._sharing:
             return MemoryMatrix(self.grid)
-        buffer = self._matrix.factor_buffer()
-        self._sharing = weakref.ref(buffer)
-        return buffer
+        return self._shared(self._matrix.factor_buffer())
+
+    def grown_factor(self, factor: MemoryMatrix) -> MemoryMatrix:
+        """Matrix for a factor that grows as A has grown: with its rows, and the squares of A if it had them."""
+        grown = factor.grown(self.grid)
+        with_squares = grown.with_squares_of(self._matrix)
+        return grown if with_squares is grown else self._shared(with_squares)
+
+    def _shared(self, factor: MemoryMatrix) -> MemoryMatrix:
+        self._sharing.append(weakref.ref(factor))
+        return factor
 
     def fill(self, meter: Meter, out: NDArray[np.float64], rows: slice, columns: slice) -> None:  # noqa: ARG002
         i, j = rows.start // self.grid.tile, columns.start // self.grid.tile
         tile = self._matrix.tile_buffer(i, j)
+        here, there = shifted(rows, -self.grid.rows(i).start), shifted(columns, -self.grid.rows(j).start)
         if i != j:
-            out[...] = tile
+            out[...] = tile[here, there]
             return
-        if out is not tile:
-            out[...] = tile
+        block = tile[here, there]
+        is_own = out.ctypes.data == block.ctypes.data
+        if here != there:  # below the diagonal, where a factor may be
+            out[...] = tile[there, here].T
+        elif not is_own:
+            out[...] = block
             mirror_lower(out.T)
         elif not self._is_whole[i]:
-            mirror_lower(tile.T)
-        np.einsum("ii->i", out)[:] = self.diagonal[rows]
-        if out is tile:
+            mirror_lower(block.T)
+        if here == there:
+            np.einsum("ii->i", out)[:] = self.diagonal[rows]
+        if is_own:
             self._is_whole[i] = False  # a factor comes there
 
     def multiply(
@@ -147,6 +235,9 @@ class InMemoryMatrix(TileSource, Operator):
     ) -> Array:
         """See base class; always in float64."""
         out, v = np.zeros(vectors.shape), np.ascontiguousarray(vectors, np.float64)
+        if len(self._left_out):
+            v = v.copy()
+            v[self._left_out] = 0.0
         for i in range(self.grid.n_tiles):
             rows = self.grid.rows(i)
             if i:
@@ -155,6 +246,7 @@ class InMemoryMatrix(TileSource, Operator):
                     blas.gemm(out[here], strip, v[there], beta=1.0)
                     blas.gemm(out[there], strip, v[here], transpose_a=True, beta=1.0)
             self._multiply_square(i, out[rows], v[rows])
+        out[self._left_out] = 0.0
         return out
 
     def _multiply_square(self, i: int, out: Array, vectors: Array) -> None:
@@ -171,12 +263,18 @@ class InMemoryMatrix(TileSource, Operator):
                 diagonal[:] = of_factor
 
 
-def form_tile(meter: Meter, source: TileSource, matrix: MemoryMatrix, i: int, j: int) -> None:
-    """Task: form one tile where it stays, those on the diagonal whole."""
-    tile = matrix.tile_buffer(i, j)
-    source.fill(meter, tile, matrix.grid.rows(i), matrix.grid.rows(j))
-    if i == j:
-        mirror_lower(tile)
+def form_tile(meter: Meter, source: TileSource, matrix: MemoryMatrix, i: int, j: int, top: int = 0) -> None:
+    """Task: form one tile where it stays, those on the diagonal whole; its first `top` rows are there already."""
+    tile, columns = matrix.tile_buffer(i, j), matrix.grid.rows(j)
+    rows = slice(matrix.grid.rows(i).start + top, matrix.grid.rows(i).stop)
+    if i != j:
+        source.fill(meter, tile[top:], rows, columns)
+        return
+    if top:
+        source.fill(meter, tile[top:, :top], rows, slice(columns.start, rows.start))
+        tile[:top, top:] = tile[top:, :top].T
+    source.fill(meter, tile[top:, top:], rows, rows)
+    mirror_lower(tile[top:, top:])
 
 
 def inverse_bytes(grid: TileGrid, itemsize: int = 8) -> int:

@@ -35,6 +35,16 @@ class State:
     """Whether no further cycle follows one that has ended, since what it left is the caller's to refine."""
     spent: float = 0.0
     """Seconds of the fit so far, in all of its runs, where its iterations are watched."""
+    sizes: Array | None = None
+    """The `column_sizes` of the right-hand sides, (m,); None before the iteration has begun."""
+
+    def solution(self) -> Array:
+        """Solution so far, of the cycle that is open too, (n, m)."""
+        x = self.x.copy()
+        if self.cycle is not None:
+            x[:, self.cycle.columns] += self.cycle.correction
+        with np.errstate(over="ignore"):
+            return x if self.sizes is None else x * self.sizes
 
     def arrays(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """Arrays and plain values that a checkpoint writes."""
@@ -47,6 +57,7 @@ class State:
             "columns": None,
             "has_ended": self.has_ended,
             "spent": self.spent,
+            "sizes": None if self.sizes is None else self.sizes.tolist(),
         }
         if self.extremes is not None:
             arrays["extremes"] = self.extremes
@@ -70,6 +81,7 @@ class State:
             extremes=arrays.get("extremes"),
             has_ended=plain["has_ended"],
             spent=plain["spent"],
+            sizes=None if plain.get("sizes") is None else np.array(plain["sizes"]),
         )
         if plain["columns"] is not None:
             state.cycle = Cycle(

@@ -45,12 +45,14 @@ from dkrr.linalg.factor_rows import (
     KeptColumns,
     LostRowsError,
     NewColumns,
+    complete_rows,
     expand_rows,
     extend_rows,
     gram_rows,
     project_rows,
     read_columns,
     rebuild_rows,
+    square_columns,
     square_rows,
     write_columns,
 )
@@ -69,6 +71,8 @@ MAX_REBUILDS = 3
 
 APPLY_SECONDS_PER_ENTRY: dict[Precision, float] = {"float32": 0.7e-9, "float64": 2.3e-9}
 """Time of both products of an entry of the float32 factor with one vector; for those in float64 it is converted."""
+SAME_UNIT = 1e-3
+"""Relative difference up to which an entry of A is the same number: other units are powers of four."""
 LOW_OVERHEAD = 1.3
 """Time of the products of a factor in float32 over that of their operations: strips, and blocks on the diagonal."""
 FLOAT32_TRACE_FRACTION = 1e-3
@@ -202,15 +206,23 @@ class PivotedCholesky:
             self._square[...] = 0.0
             return  # rounding made this matrix singular: start without pivots
         clear_upper(lower)
-        self.index, self._taken = index, [taken]
+        self.index = index
         self._map(rebuild_rows, (taken, self.pivot_factor))
-        self._residual_diagonal = self._first_diagonal - np.concatenate(
-            [t.value for t in self._map(square_rows, None).tasks]
-        )
-        np.maximum(self._residual_diagonal, 0.0, out=self._residual_diagonal)
-        self._residual_diagonal[index] = 0.0
-        self._round = 10_000 + len(index)  # other random numbers than the run that chose these
-        self.traces.append((self.rank, float(self._weighted().sum())))
+        self._take_up(0)
+
+    def _take_up(self, first: int) -> None:
+        """What follows from the rows of F from a number on: their residual diagonal, and the traces of all rows."""
+        squares = np.concatenate([t.value for t in self._safely(lambda: self._map(square_rows, None)).tasks])
+        left = self._first_diagonal[first:] - squares[first:]
+        self._residual_diagonal[first:] = np.maximum(left, 0.0)
+        self._residual_diagonal[self.index] = 0.0
+        self._round = 10_000 + self.rank  # other random numbers than the run that chose these
+        # As if they had been drawn in the fewest rounds: from the fall of the trace follows whether more would pay.
+        ranks = np.unique(np.linspace(0, self.rank, BLOCKS_TO_RANK + 1).astype(int)).tolist()
+        last, weights = float(self._weighted().sum()), self._importance
+        fallen = self._total(square_columns, np.ones(self.columns.n) if weights is None else weights)
+        self.traces = [self.traces[0], *((r, last + float(fallen[r:].sum())) for r in ranks[1:])]
+        self._taken = [self._divided.select_columns(self.index[a:b]) for a, b in pairwise(ranks)]
 
     @property
     def segments(self) -> list[tuple[int, int]]:
@@ -224,6 +236,13 @@ class PivotedCholesky:
             self.index, self.pivot_factor.copy(), left, traces, self._round, is_exhausted=self._exhausted
         )
 
+    def has_units_of(self, state: FactorState) -> bool:
+        """Whether a state has the units of this factor, which new rows may change, and is of its first rows."""
+        if len(state.residual_diagonal) > self.columns.n:
+            return False
+        first = self._first_diagonal[state.index[:1]]
+        return bool(np.isclose(state.pivot_factor[:1, :1] ** 2, first, rtol=SAME_UNIT, atol=0.0).all())
+
     def write_columns(self, first: int, arrays: Sequence[ChunkedArray]) -> None:
         """Write the columns from a number on, to an array for each of `segments`."""
         self._safely(lambda: self._map(write_columns, (first, arrays)))
@@ -231,15 +250,24 @@ class PivotedCholesky:
     def restore_columns(self, kept: Sequence[KeptColumns], state: FactorState) -> None:
         """Take the columns that an earlier run wrote, and grow on from there with the same bits.
 
+        That run may have had fewer rows, the first ones of these: F in the others is computed from the pivots.
+
         Raises
         ------
         DamagedChunkError
             If some of them are damaged; nothing is restored then.
         """
         self._map(read_columns, kept)
-        rank = len(state.index)
-        self.index, self._residual_diagonal, self.traces = state.index, state.residual_diagonal, state.traces
+        rank, n_before = len(state.index), len(state.residual_diagonal)
         self._square[:rank, :rank] = state.pivot_factor
+        if n_before < self.columns.n:
+            taken = self._divided.select_columns(state.index)
+            self.index = state.index
+            self._safely(lambda: self._map(complete_rows, (n_before, taken, self.pivot_factor)))
+            self._residual_diagonal[:n_before] = state.residual_diagonal
+            self._take_up(n_before)
+            return
+        self.index, self._residual_diagonal, self.traces = state.index, state.residual_diagonal, state.traces
         self._round, self._exhausted = state.round, state.is_exhausted
         # As the rounds took them: entries of other blocks are rounded otherwise.
         ranks = sorted({r for r, _ in self.traces})

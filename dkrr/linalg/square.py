@@ -163,9 +163,13 @@ class SquareMatrix(DirectSystems, Operator):
 # Work and memory
 
 
-def factor_work(n: int, itemsize: int = 8) -> Work:
-    """Work of a factorisation, forming the matrix not included; an operation in float32 counts half."""
-    return Work(dense_flops=n**3 / 3 * itemsize / 8, dense_side=n)
+def factor_work(n: int, itemsize: int = 8, kept_rows: int = 0) -> Work:
+    """Work of a factorisation, forming the matrix not included; an operation in float32 counts half.
+
+    Rows that the factor has already are read once.
+    """
+    read = float(itemsize) * kept_rows**2 / 2
+    return Work(dense_flops=(n**3 - kept_rows**3) / 3 * itemsize / 8, dense_side=n, memory_bytes=read)
 
 
 def solving_work(n: int, m: int, itemsize: int = 8) -> Work:

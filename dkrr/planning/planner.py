@@ -10,6 +10,7 @@ from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Chol
 from dkrr.planning import target_batches
 from dkrr.planning.drawing import Drawing
 from dkrr.planning.explain import NO_FACTOR_LEFT, NOT_ENOUGH_MEMORY, SMALL_SECONDS
+from dkrr.planning.growing import as_if_new, growth_reason, instead_of_growing
 from dkrr.planning.iterations_first import doubt, is_soon_done, watched
 from dkrr.planning.plan import Plan
 from dkrr.planning.problem import Form, Layout, Problem
@@ -91,6 +92,8 @@ def choose(methods: Sequence[Method], problem: Problem, resources: Resources, dr
         _refuse(methods, candidates, problem, resources)
     cheapest = _cheapest(fitting)
     is_complete = cheapest.method.is_direct and not problem.folds_are_fitted
+    grows = problem.n_kept_rows > 0 and cheapest.method.factors_matrix
+    anew = _candidates(methods, as_if_new(problem), resources, cheapest.form) if grows else []
     chosen = cheapest if is_complete else _completed(methods, cheapest, candidates, problem, resources)
     return Plan(
         problem=problem,
@@ -100,6 +103,8 @@ def choose(methods: Sequence[Method], problem: Problem, resources: Resources, dr
         candidates=(cheapest, *(c for c in candidates if c is not cheapest)) if len(candidates) > 1 else (cheapest,),
         drawing=drawing,
         impossible=tuple(impossible),
+        compared=instead_of_growing(cheapest, anew),
+        more=(growth_reason(problem, cheapest, anew),) if grows else (),
     )
 
 

@@ -54,6 +54,8 @@ class Layout:
     """Targets that are solved for at once; 0: all."""
     given_up: str = ""
     """What became of the iterations with which the run began; empty where it goes on as it began."""
+    kept_rows: int = 0
+    """Rows whose factor is in the store, where this run has more; 0: the run does not grow."""
     store: str = field(default="", compare=False)
     """Path or URL of the run, for messages."""
 
@@ -117,6 +119,8 @@ class Problem:
     """None: the planner chooses."""
     layout: Layout | None = None
     """Layout of the run that this one resumes."""
+    kept_rows: int = 0
+    """Rows whose factor is kept, the first ones of this fit; 0: none. See `n_kept_rows`."""
     solver: Cholesky | ConjugateGradient | None = None
     """None: the planner chooses."""
     tol: float = 1e-8
@@ -158,6 +162,11 @@ class Problem:
         if self.solver is not None:
             return self
         return replace(self, solver=solver, because=replace(self.because, solver=because))
+
+    @property
+    def n_kept_rows(self) -> int:
+        """Rows whose factor is kept: by a model in memory, or by the run in the store."""
+        return self.kept_rows or (0 if self.layout is None else self.layout.kept_rows)
 
     @property
     def grows(self) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.data import MemoryRows
-from dkrr.data.rows import digest_of
+from dkrr.data.rows import Checksums, digest_of
 from dkrr.errors import InputError
 from dkrr.fitting.data import TrainingData
 
@@ -134,6 +134,7 @@ class SelectionData(TrainingData):
     folds: Folds
     candidates: tuple[float, ...]
     """λ in descending order."""
+    outputs_in_run = ""
 
     def by_folds(self) -> Self:
         """Sort the rows by fold, if they are in memory and each is in exactly one fold.
@@ -157,9 +158,9 @@ class SelectionData(TrainingData):
             folds=Folds(folds.n, tuple(np.arange(a, b) for a, b in pairwise(cuts)), folds.train),
         )
 
-    def fingerprint(self, rows_digest: str) -> dict[str, Any]:
+    def fingerprint(self, rows: Checksums) -> dict[str, Any]:
         folds: Any = "leave-one-out"
         if not self.folds.is_loo:
-            rows = [(self.folds.training(k), [-1], test, [-1]) for k, test in enumerate(self.folds.test)]
-            folds = digest_of(np.concatenate([part for fold in rows for part in fold]).astype(np.float64))
-        return super().fingerprint(rows_digest) | {"alpha": list(self.candidates), "folds": folds}
+            parts = [(self.folds.training(k), [-1], test, [-1]) for k, test in enumerate(self.folds.test)]
+            folds = digest_of(np.concatenate([part for fold in parts for part in fold]).astype(np.float64))
+        return super().fingerprint(rows) | {"alpha": list(self.candidates), "folds": folds}

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.blas import column_sizes, root_mean_squares
+from dkrr.data.rows import Checksums
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.gram import GramOperator
@@ -66,8 +67,10 @@ class LengthGram(GramOperator):
 class EvaluatedData(TrainingData):
     """Data of many evaluations, whose λ and kernels differ, in one store."""
 
-    def fingerprint(self, rows_digest: str) -> dict[str, Any]:
-        return {"X": rows_digest, "shape": list(self.rows.shape)}
+    outputs_in_run = ""
+
+    def fingerprint(self, rows: Checksums) -> dict[str, Any]:
+        return {"X": list(rows.digests), "shape": list(self.rows.shape)}
 
 
 @dataclass(frozen=True)

@@ -283,7 +283,7 @@ class FoldSweep:
         races = self._race and len(systems.alphas) > RISES and (systems.is_whole or self._sheet.per_target)
         watch = EarlyStopping(systems, operator, iteration, self._count) if races else None
 
-        def start(state: State | None) -> CGOutcome:
+        def start(state: State | None, guess: Array | None = None) -> CGOutcome:  # noqa: ARG001
             if state is not None:
                 self._n_steps = state.iteration
             if watch is not None:

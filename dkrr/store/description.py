@@ -111,16 +111,39 @@ def parts_in(value: Any) -> Iterator[dict[str, Any]]:
 _ROWS = {"shape": [SIZE, SIZE], "dtype": STORED_DTYPES}
 DENSE_ROWS = _ROWS | {"kind": "dense", "rows_per_chunk": (None, SIZE)}
 SPARSE_ROWS = _ROWS | {"kind": "sparse", "n_entries": SIZE}
-RUN: dict[str, Any] = {
-    "id": ID,
+_PROBLEM: dict[str, Any] = {
     "fingerprint": (None, lambda value: isinstance(value, dict) and isinstance(value.get("shape", []), list)),
     "layout": dict,
     "rows": (None, *(rows | {"name": COPY} for rows in (DENSE_ROWS, SPARSE_ROWS))),
     "matrices": dict_of(list_of([NAMES, SIZE, COUNT], minimum=1), names=NAMES),
     "notes": dict,
+    "blocks": (None, {"ends": list_of(COUNT), "digests": list_of(re.compile("[0-9a-f]{12}"))}),
+    "weights": (None, {"digest": CHECKSUM, "array": (None, NAMES)}),
 }
-"""Entries of the description of a run: what problem it belongs to, how that is cut into tiles, which copy of X is
-complete, and, of each matrix that has grown, its arrays with their first tile row and their number of rows."""
+"""Entries that a run has, and also a growth of it that has begun: what problem it belongs to, how that is cut into
+tiles, which copy of X is complete, of each matrix that has grown its arrays with their first tile row and their number
+of rows, checksums of blocks of rows, and the weights that the rows of factors were scaled with."""
+CHECKPOINT_NOTE = {"turn": range(2), "arrays": dict_of(CHECKSUM, NAMES), "plain": dict, "shown": dict}
+"""A checkpoint: its turn, its arrays with their checksums, its values, and which of these a user sees."""
+NOT_GROWN: dict[str, Any] = {
+    "blocks": None,
+    "weights": None,
+    "generation": 0,
+    "growing": None,
+    "before": None,
+    "superseded": False,
+}
+"""Entries of runs that have grown, with their values in others, which need not have them."""
+RUN: dict[str, Any] = _PROBLEM | {
+    "id": ID,
+    "generation": SIZE,
+    "growing": (None, _PROBLEM | {"number": COUNT}),
+    "before": (None, {"n": COUNT, "group": (None, NAMES), "checkpoint": (None, CHECKPOINT_NOTE), "pivots": (None, NAMES)}),
+    "superseded": bool,
+}
+"""Entries of the description of a run. The group of its arrays has the number of its generation; a growth that has
+begun has the next one, and takes its place once it is complete. Iterations begin with what was found before. What is
+superseded may not be deleted yet."""
 _DENSE = DENSE_ROWS | {"rows_per_chunk": None}
 _NUMBERED = ("factor", "coef", "diagonal", *MORE_KEPT_ARRAYS, *FOLD_ARRAYS)
 STORED: dict[str, Any] = {
@@ -132,8 +155,6 @@ STORED: dict[str, Any] = {
 """Forms of the descriptions of a model's arrays, by patterns of their names: chunks have one size."""
 FILES = arrays_below(STORED)
 """Paths of the files of a saved model; it has no others."""
-CHECKPOINT_NOTE = {"turn": range(2), "arrays": dict_of(CHECKSUM, NAMES), "plain": dict, "shown": dict}
-"""A checkpoint: its turn, its arrays with their checksums, its values, and which of these a user sees."""
 STAGE_NOTE = {"name": TEXT, "done": is_amount}
 """A stage that has begun, and the fraction of it that was done when this was noted."""
 ASKED_NOTE = {"tol": is_amount, "max_iter": (None, SIZE), "folds": SIZE, "planned": list_of([TEXT, is_amount])}

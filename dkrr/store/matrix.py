@@ -252,6 +252,57 @@ class MemoryMatrix:
         matrix._left, matrix._squares = [square[:, :0]], [square]
         return matrix
 
+    def grown(self, grid: TileGrid) -> Self:
+        """Matrix of more rows that begins with this one: it shares whole tile rows, and copies the others.
+
+        Parameters
+        ----------
+        grid : TileGrid
+            With the tile of this matrix, which a matrix of a single tile is cut into first.
+
+        Returns
+        -------
+        MemoryMatrix
+            Its new rows are uninitialised. This matrix does not change with them.
+        """
+        if self.grid.tile != grid.tile:
+            return self.cut(grid.tile).grown(grid)
+        if grid.n < self.grid.n:
+            raise ValueError(f"a matrix of {self.grid.n} rows does not grow to {grid.n}")
+        whole, top = divmod(self.grid.n, grid.tile)
+        new = range(whole, grid.n_tiles)
+        left = [empty_tile(grid.height(i), grid.rows(i).start, self.dtype) for i in new]
+        squares = [empty_tile(grid.height(i), grid.height(i), self.dtype) for i in new]
+        if top:
+            left[0][:top], squares[0][:top, :top] = self._left[whole], self._squares[whole]
+        other = self._of(grid, self._left[:whole] + left, self._squares[:whole] + squares)
+        other.triangles = {i: Triangle(square, is_shared=True) for i, square in enumerate(self._squares[:whole])}
+        return other
+
+    def cut(self, tile: int) -> Self:
+        """View in tiles of this many rows, of a matrix that has them or is a single tile."""
+        if self.grid.tile == tile:
+            return self
+        if self.grid.n_tiles > 1:
+            raise ValueError(f"tiles of {self.grid.tile} rows cannot be cut into those of {tile}")
+        grid, (square,) = TileGrid(self.grid.n, tile, tile), self._squares
+        rows = [grid.rows(i) for i in range(grid.n_tiles)]
+        return self._of(grid, [square[r, : r.start] for r in rows], [square[r, r] for r in rows])
+
+    def with_squares_of(self, other: Self) -> Self:
+        """Matrix with the squares on the diagonal of another one, if the first of them is the first one here."""
+        if self._squares[0] is not other._squares[0]:
+            return self
+        matrix = self._of(self.grid, self._left, other._squares)
+        matrix.triangles = self.triangles
+        return matrix
+
+    def _of(self, grid: TileGrid, left: list[NDArray[Any]], squares: list[NDArray[Any]]) -> Self:
+        other = type(self).__new__(type(self))
+        other.grid, other.dtype, other.triangles = grid, self.dtype, {}
+        other._left, other._squares = left, squares
+        return other
+
     def clear(self) -> None:
         """Set all tiles to zero."""
         for array in (*self._left, *self._squares):
@@ -264,10 +315,7 @@ class MemoryMatrix:
 
     def factor_buffer(self) -> Self:
         """Empty matrix of the same grid, with the same squares on the diagonal."""
-        other = type(self).__new__(type(self))
-        other.grid, other.dtype, other._squares, other.triangles = self.grid, self.dtype, self._squares, {}
-        other._left = other._empty_rows()
-        return other
+        return self._of(self.grid, self._empty_rows(), self._squares)
 
     def tile_buffer(self, i: int, j: int) -> NDArray[Any]:
         """View of tile (i, j), i ≥ j."""

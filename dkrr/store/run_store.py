@@ -3,7 +3,8 @@
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -16,7 +17,9 @@ from dkrr.store.description import (
     CHECKPOINT_NOTE,
     CHECKSUM,
     COPY,
+    FEATURES,
     FORMAT_VERSION,
+    NOT_GROWN,
     RUN,
     check_description,
     matches,
@@ -39,6 +42,10 @@ ASKED, STAGE, FACTOR = "asked", "stage", "preconditioner"
 the preconditioner's factor are complete in the group of the same name."""
 ENDED = "ended"
 """Name of the last stage of a run without a result."""
+GROWTH = "growth-"
+"""Beginning of the names of the groups of growths, before their numbers: all that a run writes once it has grown."""
+FACTORED = "factored"
+"""Name of the note that the factors of a run are complete, of as many rows."""
 BATCHES = "batches"
 """Group of the batches of targets that are solved, with two arrays each."""
 
@@ -67,8 +74,10 @@ class RunStore:
     """A Zarr group that holds everything one fit keeps on disk; nothing is made or deleted there once it is lost."""
 
     url: str
-    _known: tuple[str, dict[str, Any]] | None = field(default=None, repr=False, compare=False)
-    """Name of the run in checksums, and its matrices that have grown."""
+    _known: tuple[str, dict[str, Any], int] | None = field(default=None, repr=False, compare=False)
+    """Name of the run in checksums, its matrices that have grown, and the number of its growth (0: none)."""
+    _growing: int = field(default=0, repr=False, compare=False)
+    """Number of the growth that is worked on and not complete; 0: the run itself."""
 
     def at(self, name: str) -> str:
         """URL of something inside the store."""
@@ -79,12 +88,22 @@ class RunStore:
         return place_at(self.url, self._facts[0]).at(name)
 
     @property
-    def _facts(self) -> tuple[str, dict[str, Any]]:
+    def _facts(self) -> tuple[str, dict[str, Any], int]:
         # A disk may have been unmounted: what would be made in its place is not the store of a run.
         if self._known is None or not (place_at(self.url).is_remote or place_at(self.at(METADATA_NAME)).exists()):
-            found = self._described()
-            self._known = found["id"], found["matrices"]
+            self._know(self._described())
+        assert self._known is not None
         return self._known
+
+    def _know(self, description: dict[str, Any]) -> None:
+        matrices, number = self._entries(description)["matrices"], self._growing or description["generation"]
+        self._known = description["id"], matrices, number
+
+    def inner(self, name: str) -> str:
+        """Name in the store of an array or a group of the run: all but copies of rows is in the group of its growth."""
+        first, number = name.split("/")[0], self._facts[2]
+        is_shared = COPY.fullmatch(first) or first.startswith((FEATURES, GROWTH))
+        return name if not number or is_shared else f"{GROWTH}{number}/{name}"
 
     def _inner(self, name: str) -> Place:
         place = self.place(name)
@@ -95,25 +114,33 @@ class RunStore:
         self, name: str, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str = "float64"
     ) -> ChunkedArray:
         """Create an array, or take the existing one of this layout; see `ChunkedArray.create`."""
+        return self.created(self.inner(name), shape, chunks, dtype)
+
+    def created(self, inner: str, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str) -> ChunkedArray:
+        """Create an array by its name in the store."""
         check_owned()
-        place = self._inner(name)
+        place = self._inner(inner)
         return ChunkedArray.create(place.url, shape, chunks, dtype, place.identity)
 
     def open_array(self, name: str) -> ChunkedArray:
-        """Open an array of the store; see `ChunkedArray.open`."""
-        place = self._inner(name)
+        """Open an array of the run; see `ChunkedArray.open`."""
+        return self.opened(self.inner(name))
+
+    def opened(self, inner: str) -> ChunkedArray:
+        """Open an array by its name in the store."""
+        place = self._inner(inner)
         return ChunkedArray.open(place.url, place.identity)
 
     def create_group(self, name: str) -> None:
         """Create a group in the store, unless it exists."""
         check_owned()
-        place = self._inner(name)
+        place = self._inner(self.inner(name))
         if METADATA_NAME not in place.names():
             write_group(place.url)
 
     def matrix_arrays(self, name: str, n: int) -> list[tuple[str, int, int]]:
         """Arrays of a matrix of `n` rows, each with its first tile row and its number of rows."""
-        return self._facts[1].get(name) or [(name, 0, n)]
+        return self._facts[1].get(name) or [(self.inner(name), 0, n)]
 
     def matrix(self, name: str, grid: TileGrid, dtype: str = "float64") -> TiledMatrix:
         """Create a matrix in tiles, or take the existing one of this layout, whose tile rows may lie in several arrays.
@@ -131,8 +158,19 @@ class RunStore:
                 f"another store="
             )
         chunks = (grid.tile, grid.panel)
-        arrays = tuple(self.create_array(array, (n, n), chunks, dtype) for array, _, n in listed)
+        arrays = tuple(self.created(array, (n, n), chunks, dtype) for array, _, n in listed)
         return TiledMatrix(arrays, grid, tuple(first for _, first, _ in listed))
+
+    def complete_matrix(self, listed: list[tuple[str, int, int]], grid: TileGrid) -> TiledMatrix | None:
+        """Matrix in some arrays of the store, if it is there, complete and of this layout; nothing is created."""
+        try:
+            arrays = tuple(self.opened(array) for array, _, _ in listed)
+        except DamagedChunkError:
+            return None
+        if any(array.chunks != (grid.tile, grid.panel) for array in arrays):
+            return None
+        matrix = TiledMatrix(arrays, grid, tuple(first for _, first, _ in listed))
+        return matrix if matrix.is_complete else None
 
     def arrays(self, folder: str = "") -> Iterator[tuple[str, ChunkedArray | DamagedChunkError]]:
         """Names of all arrays in the store, each with the array, or with what is wrong with its metadata.
@@ -150,7 +188,7 @@ class RunStore:
             held = place.names()
             if any(_CHUNK.fullmatch(one) for one in held) or not _is_group(place.url, held):
                 try:
-                    yield inner, self.open_array(inner)
+                    yield inner, self.opened(inner)
                 except DamagedChunkError as error:
                     yield inner, error
             else:
@@ -180,7 +218,7 @@ class RunStore:
         check_owned()
         name = url.removeprefix(self.url).strip("/")
         if COPY.fullmatch(name.split("/")[0]):
-            self.set_staged_rows(None)
+            self._forget_copy(name.split("/")[0])
             self.delete(name.split("/")[0])
         else:
             place = self.place(name)
@@ -200,6 +238,7 @@ class RunStore:
         """
         if self.description() is None:
             empty: dict[str, Any] = {"fingerprint": None, "layout": {}, "rows": None, "matrices": {}, "notes": {}}
+            empty |= NOT_GROWN
             kind = {"kind": "run", "format": FORMAT_VERSION, "versions": RUN_VERSIONS}
             self._write(kind | {"id": os.urandom(16).hex()} | empty)
 
@@ -220,36 +259,139 @@ class RunStore:
         StoreError
             If the store belongs to another problem, or another version of dkrr began the run.
         """
-        fingerprint = json.loads(json.dumps(fingerprint))
-        described = self._described()
-        theirs = described["fingerprint"]
+        theirs = self.fingerprint()
         if theirs is None:
-            self._update(versions=RUN_VERSIONS, fingerprint=fingerprint, layout=layout, rows=None, notes=notes or {})
-            return
-        if described.get("versions") != RUN_VERSIONS:  # its numbers and ours may differ in the last digits
+            self.begin(fingerprint=fingerprint, layout=layout, notes=notes or {})
+        elif names := differences(theirs, plain(fingerprint)):
+            raise refusal(self.url, theirs, plain(fingerprint), names)
+
+    def fingerprint(self) -> dict[str, Any] | None:
+        """Fingerprint of the run that the store holds; None if it holds none yet.
+
+        Raises
+        ------
+        StoreError
+            If another version of dkrr began the run.
+        """
+        described = self._described()
+        theirs: dict[str, Any] | None = described["fingerprint"]
+        if theirs is not None and described.get("versions") != RUN_VERSIONS:  # whose last digits may differ
             raise WrongStoreError(
                 f"the run {self.url} can be resumed only by the version of dkrr that began it, and this is "
                 f"{dkrr.__version__}: use {writer_of(described)}, or give another store= or delete this one"
             )
-        names = sorted(fingerprint.keys() | theirs.keys())
-        differing = {k: (fingerprint.get(k), theirs.get(k)) for k in names if fingerprint.get(k) != theirs.get(k)}
-        if differing:
-            details = "; ".join(
-                f"{k}: here {here}, in the store {there}"
-                for k, (here, there) in differing.items()
-                if not any(CHECKSUM.fullmatch(str(one)) for one in (here, there))  # which says nothing to a reader
-            )
-            others = ", ".join(dict.fromkeys(WORDS.get(k, k) for k in differing))
-            values = f" ({details})" if details else ""
-            raise WrongStoreError(
-                f"the store {self.url} belongs to another problem: {others} differ{values}. Give another store= or "
-                f"delete this one; fits of one search, as GridSearchCV's, cannot share a store: give none, or use "
-                f"KernelRidgeCV(store=...), which has one for each kernel"
-            )
+        return theirs
+
+    def begin(self, **entries: Any) -> None:
+        """Take the open store for a problem."""
+        self._write({**self._described(), **NOT_GROWN, "versions": RUN_VERSIONS, "rows": None, **entries})
+
+    def replace(self, **entries: Any) -> None:
+        """Put another run in the place of the one here, in one write; growths that have begun are given up.
+
+        What it keeps of the latter is in its `matrices` and `rows`; all else is superseded, see `tidy`.
+        """
+        described, number, self._growing = self._described(), self.next_growth, 0
+        self._write({**described, **entries, "generation": number, "growing": None, "superseded": True})
+
+    def begin_growth(self, matrices: Callable[[str], dict[str, Any]], **entries: Any) -> None:
+        """Begin a growth, which is worked on from here until `commit_growth`; the run stays as it is meanwhile.
+
+        Parameters
+        ----------
+        matrices : callable
+            Arrays of the matrices that grow, from the name of the group of what is new.
+        entries
+            Further entries of its description.
+        """
+        described, number = self._described(), self.next_growth
+        is_superseded = described["superseded"] or described["growing"] is not None
+        growing = {**entries, "matrices": matrices(f"{GROWTH}{number}"), "number": number}
+        self._growing = number
+        self._write({**described, "growing": growing, "superseded": is_superseded})
+        write_group(self.at(f"{GROWTH}{number}"))
+
+    @property
+    def next_growth(self) -> int:
+        """Number of a growth that begins now: a killed call may still write to the group of another."""
+        described = self._described()
+        return int(1 + max(described["generation"], (described["growing"] or {"number": 0})["number"]))
+
+    def has_grown(self, name: str) -> bool:
+        """Whether a matrix has tile rows in arrays of its own and of the run that it grows from."""
+        return name in self._facts[1]
+
+    def resume_growth(self) -> None:
+        """Work on the growth that has begun."""
+        described = self._described()
+        self._growing = described["growing"]["number"]
+        self._know(described)
+        write_group(self.at(f"{GROWTH}{self._growing}"))
+
+    def discard_growth(self) -> None:
+        """Give up a growth that has begun, if there is one."""
+        described = self._described()
+        if described["growing"] is not None:
+            self._growing = 0
+            self._write({**described, "growing": None, "superseded": True})
+
+    def commit_growth(self, **notes: Any) -> None:
+        """Put the growth in the place of the run, in one write, with some more notes; the rest is superseded."""
+        described = self._described()
+        if self._growing and described["growing"] is not None:
+            growing = dict(described["growing"])
+            number, self._growing = growing.pop("number"), 0
+            growing["notes"] = {**growing["notes"], **notes}
+            more = {"generation": number, "growing": None, "before": None, "superseded": True}
+            self._write({**described, **growing, **more})
+            with suppress(StoreError, OSError):  # the run is complete without it
+                self.tidy()
+
+    def tidy(self) -> None:
+        """Delete what is superseded: of growths that were given up, and of the run that another has replaced."""
+        described = self._described()
+        if not described["superseded"]:
+            return
+        parts = [described, *([] if described["growing"] is None else [described["growing"]])]
+        numbers = {described["generation"], (described["growing"] or described).get("number", described["generation"])}
+        kept = {one["rows"]["name"] for one in parts if one["rows"] is not None}
+        kept |= {array for one in parts for listed in one["matrices"].values() for array, _, _ in listed}
+        kept |= {one["weights"]["array"] for one in parts if one["weights"] is not None} - {None}
+        before = described["before"]
+        if before is not None:
+            inside = "" if before["group"] is None else f"{before['group']}/"
+            turn = None if before["checkpoint"] is None else f"{inside}{CHECKPOINT}-{before['checkpoint']['turn']}"
+            kept |= {turn, before["pivots"]} - {None}
+        self._delete_others(kept, numbers)
+        for listed in described["matrices"].values():
+            for (array, _, _), (_, stop, _) in pairwise(listed):
+                found = self.opened(array)
+                for chunk in found.present():
+                    if chunk[0] >= stop:
+                        found.discard(chunk)
+        if described["generation"]:
+            write_group(self.at(f"{GROWTH}{described['generation']}"))
+        self._write({**described, "superseded": False})
+
+    def _delete_others(self, kept: set[str], numbers: set[int], folder: str = "") -> None:
+        """Delete what is neither kept, nor in the groups of these growths, nor features, which have their checksum."""
+        for name in place_at(self.at(folder)).names():
+            inner = f"{folder}/{name}".lstrip("/")
+            if not NAMES.fullmatch(inner) or _CHUNK.fullmatch(name) or not place_at(self.at(inner)).is_folder():
+                continue
+            number = re.match(f"{GROWTH}([0-9]{{1,15}})", inner)
+            is_copy = bool(COPY.fullmatch(inner.split("/")[0]))
+            is_current = not is_copy and (0 if number is None else int(number[1])) in numbers
+            if inner in kept or is_current or inner.startswith(FEATURES):
+                continue
+            if any(one.startswith(f"{inner}/") for one in kept):
+                self._delete_others(kept, numbers, inner)
+            else:
+                self.place(inner).delete(STORE)
 
     def change_layout(self, layout: dict[str, Any], notes: dict[str, Any]) -> None:
         """Remember another layout for the runs that resume this one, and note several values, in one write."""
-        self._update(layout=layout, notes={**self._described()["notes"], **notes})
+        self._update(layout=layout, notes={**self._entries()["notes"], **notes})
 
     def _described(self) -> dict[str, Any]:
         found = self.description()
@@ -257,26 +399,50 @@ class RunStore:
             raise StoreError(f"the store {self.url} was deleted during the run; run again to begin a new one")
         return found
 
+    def _entries(self, description: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Entries of what is worked on: of the run, or of a growth that is not complete."""
+        found = self._described() if description is None else description
+        if not self._growing:
+            return found
+        if found["growing"] is None or found["growing"]["number"] != self._growing:
+            raise StoreError(f"the growth of the run {self.url} was given up by another call; run again")
+        entries: dict[str, Any] = found["growing"]
+        return entries
+
     def _update(self, **changes: Any) -> None:
-        self._write({**self._described(), **changes})
+        found = self._described()
+        changed = {**self._entries(found), **changes}
+        self._write({**found, "growing": changed} if self._growing else changed)
 
     def _write(self, description: dict[str, Any]) -> None:
         check_owned()
         write_group(self.url, description)
-        self._known = description["id"], description["matrices"]
+        self._know(plain(description))
 
     def staged_rows(self) -> tuple[str, dict[str, Any]] | None:
         """Name and description of the copy of X in the store, if it is complete."""
-        found = self._described()["rows"]
+        found = self._entries()["rows"]
         return None if found is None else (found.pop("name"), found)
 
     def set_staged_rows(self, name: str | None, described: dict[str, Any] | None = None) -> None:
         """Remember that the copy of X is complete; without a name, that there is none."""
         self._update(rows=None if name is None else {**(described or {}), "name": name})
 
+    def name_of_copy(self) -> str:
+        """Name of a copy of X, which the run that this one grows from does not have."""
+        return f"rows-{self._facts[2]}" if self._facts[2] else "rows"
+
+    def _forget_copy(self, name: str) -> None:
+        """Remember that a copy of X is not complete."""
+        found = self._described()
+        for entries in (found, found["growing"]):
+            if entries is not None and entries["rows"] is not None and entries["rows"]["name"] == name:
+                entries["rows"] = None
+        self._write(found)
+
     def note(self, name: str) -> Any:
         """Value noted in the description under a name; None if nothing was noted."""
-        return self._described()["notes"].get(name)
+        return self._entries()["notes"].get(name)
 
     def set_note(self, name: str, value: Any) -> None:
         """Note a value of JSON's types in the description, in one write."""
@@ -284,7 +450,7 @@ class RunStore:
 
     def set_notes(self, notes: dict[str, Any]) -> None:
         """Note several values in one write."""
-        self._update(notes={**self._described()["notes"], **notes})
+        self._update(notes={**self._entries()["notes"], **notes})
 
     def checkpoint(self) -> dict[str, Any] | None:
         """Last complete checkpoint, as `CHECKPOINT_NOTE` describes it; None without one.
@@ -326,6 +492,7 @@ class RunStore:
                 f"{self.url} is a saved {found.get('kind')} of dkrr, not the store of a run; nothing was changed. Give "
                 f"another store="
             )
+        found = NOT_GROWN | found
         check_description(self.url, found, RUN, ". Give another store= or delete this one")
         return found
 
@@ -336,12 +503,61 @@ class RunStore:
             if self.description() is not None:
                 place_at(self.url).delete(STORE)
             return
-        for array in {name, *(array for array, _, _ in self.matrix_arrays(name, 0))}:
-            self.place(array).delete(STORE)
-        matrices = self._facts[1]
-        kept = {one: listed for one, listed in matrices.items() if not f"{one}/".startswith(f"{name}/")}
-        if len(kept) < len(matrices):
-            self._update(matrices=kept)
+        matrices, number = self._facts[1], self._growing
+        below = {one: listed for one, listed in matrices.items() if f"{one}/".startswith(f"{name}/")}
+        for array in {self.inner(name), *(array for listed in below.values() for array, _, _ in listed)}:
+            if not number or array.startswith(f"{GROWTH}{number}/") or array == self.inner(name):
+                self.place(array).delete(STORE)  # the tile rows of the run from which this one grows are still its own
+        if below:
+            self._update(matrices={one: listed for one, listed in matrices.items() if one not in below})
+
+
+def plain(value: dict[str, Any]) -> dict[str, Any]:
+    """The value as it is read from JSON: tuples have become lists."""
+    found: dict[str, Any] = json.loads(json.dumps(value))
+    return found
+
+
+def differences(theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:
+    """Names of the entries of two fingerprints that differ."""
+    return [name for name in sorted(theirs.keys() | ours.keys()) if theirs.get(name) != ours.get(name)]
+
+
+def refusal(
+    url: str, theirs: dict[str, Any], ours: dict[str, Any], names: list[str], *, where: str = "", remedy: str = ""
+) -> WrongStoreError:
+    """Error of a store that belongs to another problem.
+
+    Parameters
+    ----------
+    names : list of str
+        Entries of the fingerprints that differ.
+    where : str
+        Where they first do, in words.
+    remedy : str
+        What can be done, if anything but to give another store.
+    """
+    if isinstance(theirs.get("X"), str) and isinstance(ours.get("X"), list):
+        return WrongStoreError(
+            f"the run {url} was begun by a version of dkrr whose runs do not grow, and cannot be compared with this "
+            f"problem. Give another store= or delete this one"
+        )
+    details = "; ".join(
+        f"{k}: here {ours.get(k)}, in the store {theirs.get(k)}" for k in names if not _is_checksum(ours.get(k, theirs.get(k)))
+    )
+    others = ", ".join(dict.fromkeys(WORDS.get(k, k) for k in names))
+    values = f" ({details})" if details else ""
+    return WrongStoreError(
+        f"the store {url} belongs to another problem: {others} differ{values}{where}. {remedy}Give another store= or "
+        f"delete this one; fits of one search, as GridSearchCV's, cannot share a store: give none, or use "
+        f"KernelRidgeCV(store=...), which has one for each kernel"
+    )
+
+
+def _is_checksum(value: Any) -> bool:
+    """Whether a value is a checksum, or a list of such, which say nothing to a reader."""
+    several = value if isinstance(value, list) else [value]
+    return any(CHECKSUM.fullmatch(str(one)) for one in several)
 
 
 def _is_group(url: str, held: list[str]) -> bool:

@@ -14,7 +14,9 @@ from dkrr.checks import location, shown
 from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.store.chunks import ChunkedArray
 from dkrr.store.description import (
+    COPY,
     FACTOR_NOTE,
+    FEATURES,
     SAVE_AGAIN,
     SIZE,
     arrays_of_rows,
@@ -29,7 +31,7 @@ from dkrr.store.how_far import HowFar
 from dkrr.store.lock import who_owns
 from dkrr.store.paths import NAMES, resolved_place
 from dkrr.store.places import place_at
-from dkrr.store.run_store import CHECKPOINT, FACTOR, PIVOTS, PLAN, WORK, RunStore
+from dkrr.store.run_store import CHECKPOINT, FACTOR, GROWTH, PIVOTS, PLAN, WORK, RunStore
 from dkrr.text import Explained, format_bytes, one_line, plural
 
 MAX_TILES = 2**23
@@ -39,6 +41,9 @@ SHADES = "░▒▓█"
 """Cells of a map in text: none of the chunks is written, fewer than half, more, all."""
 MAX_LINES, MAX_CELLS = 40, 84
 """Cells on a side of a map of tiles, in text and in a picture."""
+
+EARLIER = "earlier/"
+"""Beginning of the shown names of arrays of a run before it has grown, which the run does not have any more."""
 
 ArrayRanges = list[tuple[ChunkedArray, range]]
 """Array, or the arrays of a matrix that has grown, each with the range of the rows of chunks that count."""
@@ -356,8 +361,14 @@ def _status_of_run(path: str, run: RunStore, description: dict[str, Any]) -> Run
     far = HowFar(fingerprint or {}, description["notes"], seen)
     far.check(run.url)
     contents = tuple(_content(name, ranges) for name, ranges in _arrays_of(run)[0].items())
+    own = tuple(one for one in contents if not _is_of_growth(one.name))
     kind = "begun" if fingerprint is None else _kind(description, of_run="fit")
-    is_finished = far.is_finished(kind, contents)
+    is_finished, left = far.is_finished(kind, own), far.words(kind, own, None if copy is None else copy["name"])
+    if (growing := description["growing"]) is not None:
+        n_rows = plural(int((growing["fingerprint"].get("shape") or [0])[0]), "row")
+        begun = [one for one in contents if one.name.startswith(f"{GROWTH}{growing['number']}/")]
+        chunks = sum(one.expected - one.present for one in begun if one.name.endswith("/factor"))
+        left += f"; a growth to {n_rows} has begun ({plural(chunks, 'chunk')} left to compute), which their call resumes"
     return RunStatus(
         path=path,
         kind=kind,
@@ -365,13 +376,13 @@ def _status_of_run(path: str, run: RunStore, description: dict[str, Any]) -> Run
         layout=description["layout"],
         arrays=contents,
         checkpoint=seen,
-        left=far.words(kind, contents, None if copy is None else copy["name"]),
+        left=left,
         is_finished=is_finished,
         stage="" if is_finished else far.stage,
         asked=far.asked,
         result=far.result,
         seconds_left=None if is_finished else far.seconds_left(),
-        batches_left=far.batches_left(contents),
+        batches_left=far.batches_left(own),
         owner=who_owns(run.url),
     )
 
@@ -491,18 +502,33 @@ def _kind(description: dict[str, Any], *, of_run: str) -> str:
 
 def _arrays_of(run: RunStore) -> tuple[dict[str, ArrayRanges], list[str]]:
     """Arrays of a run, those of a matrix under its name, and what is wrong with the metadata of others."""
-    rows_of = {}
-    for name, ranges in ((run.description() or {}).get("matrices") or {}).items():
-        for (array, first, _), (_, stop, _) in pairwise([*ranges, (None, SIZE.stop, None)]):
-            rows_of[array] = name, range(first, stop)
+    description, rows_of = run.description() or {}, dict[str, tuple[str, range]]()
+    number, growing = description.get("generation", 0), description.get("growing")
+    group = "" if growing is None else f"{GROWTH}{growing['number']}/"
+    for entries in (growing, description):  # of a growth that is not complete only what it has written itself
+        for name, ranges in ((entries or {}).get("matrices") or {}).items():
+            for (array, first, _), (_, stop, _) in pairwise([*ranges, (None, SIZE.stop, None)]):
+                if entries is description or array.startswith(group):
+                    rows_of[array] = name if entries is description else array, range(first, stop)
     arrays, damage = dict[str, ArrayRanges](), list[str]()
     for name, found in run.arrays():
         if isinstance(found, ChunkedArray):
-            matrix, rows = rows_of.get(name, (name, range(found.grid[0])))
+            matrix, rows = rows_of.get(name, (_shown_name(name, number), range(found.grid[0])))
             arrays.setdefault(matrix, []).append((found, rows))
         else:
             damage.append(str(found))
     return {name: sorted(ranges, key=lambda one: one[1].start) for name, ranges in arrays.items()}, damage
+
+
+def _shown_name(name: str, number: int) -> str:
+    """Name of an array without the group of the run's growth; of what it has not written "earlier/" stands before."""
+    own = f"{GROWTH}{number}/"
+    is_shared = COPY.fullmatch(name.split("/")[0]) or name.startswith((FEATURES, GROWTH))
+    return name.removeprefix(own) if not number or is_shared else f"{EARLIER}{name}"
+
+
+def _is_of_growth(name: str) -> bool:
+    return name.startswith((GROWTH, EARLIER))
 
 
 def _arrays_of_model(url: str) -> tuple[dict[str, ArrayRanges], list[str]]:
@@ -529,10 +555,15 @@ def _content(name: str, ranges: ArrayRanges) -> ArrayContents:
     if _is_working(name):
         n_expected = n_present
     elif _is_triangle(name, ranges) and array.shape[0] == array.shape[1]:
-        per_tile = array.chunks[0] // array.chunks[1]
-        n_short = min(grid[0], grid[1] // per_tile)  # rows of tiles that end at the diagonal, and have fewer than all
-        n_expected = per_tile * n_short * (n_short + 1) // 2 + (grid[0] - n_short) * grid[1]
+        per_tile, first = array.chunks[0] // array.chunks[1], ranges[0][1].start
+        n_expected = _n_lower(grid[0], grid[1], per_tile) - _n_lower(first, grid[1], per_tile)
     return ArrayContents(name, array.shape, array.dtype, n_present, n_expected, n_present * array.chunk_bytes)
+
+
+def _n_lower(n_rows: int, n_columns: int, per_tile: int) -> int:
+    """Chunks of the first rows of tiles on and below the diagonal, of `n_columns` in a row at most."""
+    n_short = min(n_rows, n_columns // per_tile)  # rows of tiles that end at the diagonal, and have fewer than all
+    return per_tile * n_short * (n_short + 1) // 2 + (n_rows - n_short) * n_columns
 
 
 def _is_triangle(name: str, ranges: ArrayRanges) -> bool:

@@ -19,7 +19,7 @@ from sklearn.preprocessing import FunctionTransformer
 from dkrr.cluster import Progress, SerialExecutor
 from dkrr.data import as_rows, described_rows, scan, scan_tasks, write_rows
 from dkrr.data import rows as checks
-from dkrr.data.rows import combine, dense, digest_of, n_bytes
+from dkrr.data.rows import checksums_of, dense, digest_of, n_bytes
 from dkrr.data.transformers import TransformedRows, inputs_of
 from dkrr.errors import InputError
 from dkrr.store import description
@@ -64,7 +64,7 @@ def block_digests(rows, n_tasks=1, lengths=()):
 
 def digest(rows, n_tasks=1, lengths=()):
     """Checksum of rows, as tasks compute it."""
-    return combine(rows, block_digests(rows, n_tasks, lengths), lengths)
+    return checksums_of(rows, block_digests(rows, n_tasks, lengths), lengths).digests[-1]
 
 
 @pytest.mark.parametrize("container", [np.asarray, sp.csr_array])

@@ -14,7 +14,7 @@ from dkrr.fitting.costs.tile_costs import Cut, Itemsize, cuts
 from dkrr.linalg.cholesky import cholesky_task_bytes
 from dkrr.linalg.float32_tiles import MAX_ROUNDING_RATIO, refining_iterations, rounding_ratio
 from dkrr.linalg.gram_products import calls_work
-from dkrr.linalg.in_memory_cholesky import factoring_bytes, memory_bytes, memory_grid
+from dkrr.linalg.in_memory_cholesky import factoring_bytes, growing_grid, memory_bytes, memory_grid
 from dkrr.linalg.likelihood import SECONDS_PER_SCORE
 from dkrr.linalg.newton import MIN_SHIFT_RATIO, SECONDS_PER_STEP, SECONDS_PER_STEP_IN_MEMORY, VECTORS_HELD
 from dkrr.linalg.residual import uses_symmetry
@@ -187,20 +187,22 @@ def kept_or_again(site: GramCosts, method: Method, again: Strategy) -> Strategy:
 
 def factored_in_memory(site: GramCosts, itemsize: Itemsize, method: Method, *, keeps: bool) -> Strategy:
     """Lower triangle in the calling process, of the matrix, its factor or both."""
-    p, grid = site.problem, memory_grid(site.problem.n)
+    p, kept = site.problem, site.problem.n_kept_rows
+    grid = growing_grid(p.n) if kept else memory_grid(p.n)
     tile = grid.tile if keeps or itemsize == 8 else products_tile(p.n)
     by: Literal["tasks", "blas"] = "blas" if grid.n_tiles == 1 else "tasks"
     low = itemsize == 4 and p.kernel.has_unit_diagonal
     entry_seconds = p.entry_time("float32" if low and not keeps else "float64")
-    triangle, systems = Work(element_seconds=entry_seconds * (p.n * (p.n + 1) / 2)), p.systems
-    n_factors, fresh = systems.n_factors, Work(fresh_bytes=memory_bytes(grid, keeps=keeps) * itemsize / 8)
+    triangle, systems = Work(element_seconds=entry_seconds * ((p.n * (p.n + 1) - kept * (kept + 1)) / 2)), p.systems
+    held = memory_bytes(grid, keeps=keeps) - (memory_bytes(growing_grid(kept), keeps=keeps) if kept else 0)
+    n_factors, fresh = systems.n_factors, Work(fresh_bytes=held * itemsize / 8)
     recipe = [
         Step("reading X", Work(row_bytes=0 if p.x_in_memory else p.stored_bytes), by="caller"),
         Step("Gram matrix", triangle, 1 if keeps else 0, by),
         *(COMPARED if p.kernel.is_precomputed else ()),
-        Step("factorisation", factor_work(p.n, itemsize), n_factors, "blas"),
+        Step("factorisation", factor_work(p.n, itemsize, kept), n_factors, "blas"),
         Step("factorisation", triangle, 0 if keeps else n_factors, by),
-        Step("factorisation", copy_work(p.n), n_factors if keeps else 0, "caller"),
+        Step("factorisation", copy_work(p.n), n_factors if keeps and not kept else 0, "caller"),
         Step("factorisation", fresh, n_factors if p.is_softmax else 1, "caller"),
     ]
     for use in uses(p, systems, itemsize):
@@ -280,11 +282,12 @@ def _dual_in_tiles(cut: Cut, itemsize: Itemsize, method: Method) -> Strategy:
     n_stored = len(p.alphas) if p.uncertainty and itemsize == 8 else s.n_stored
     form_seconds = site.rates.seconds(site.forming(float(grid.tile**2), "float32" if itemsize == 4 else "float64"))
     n_stored = p.n_targets if p.is_softmax else n_stored
+    kept = p.n_kept_rows
     once = p.stored_bytes * site.place.n_workers if keeps_rows else 0
     recipe = [
         *site.shared(),
-        cut.factored(form_seconds, n_stored, itemsize)._replace(times=s.n_factors),
-        Step("factorisation", Work(row_bytes=x_read), s.n_factors),
+        cut.factored(form_seconds, n_stored, itemsize, kept)._replace(times=s.n_factors),
+        Step("factorisation", Work(row_bytes=x_read * (1.0 - (kept / p.n) ** 2)), s.n_factors),
         Step("factorisation", Work(row_bytes=once)),
         *map(used, uses(p, s, itemsize)),
         *(newton_steps(site) if p.loss == "logistic" else ()),

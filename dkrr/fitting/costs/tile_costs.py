@@ -37,7 +37,7 @@ SCHEDULER_SECONDS = 0.001
 
 @lru_cache(maxsize=4096)  # plans of many fits alike, as in a search, ask for the same again
 def factorisation_seconds(
-    grid: TileGrid, columns_per_task: int, slots: int, rates: Rates, form_seconds: float
+    grid: TileGrid, columns_per_task: int, slots: int, rates: Rates, form_seconds: float, kept_rows: int = 0
 ) -> float:
     """Wall time of the tiled factorisation, column by column instead of task by task.
 
@@ -50,8 +50,13 @@ def factorisation_seconds(
 
     with a maximum that is smooth, as the two delay each other where they are about equal. The scheduler sets a lower
     bound. A queue that urgent tasks cannot overtake is left out, and all tiles count as equally large.
+
+    With rows that the factor has already, columns have the tiles of the other rows only, which are a chain where they
+    are few.
     """
-    works = _column_works(grid, columns_per_task or grid.n_tiles, rates, form_seconds)
+    if kept_rows >= grid.n:
+        return 0.0
+    works = _column_works(grid, columns_per_task or grid.n_tiles, rates, form_seconds, kept_rows)
     if slots == 1:
         return float(works.whole.sum())
     delay, last = max(rates.chain_seconds, SCHEDULER_SECONDS), grid.n_tiles - 1
@@ -83,11 +88,14 @@ class ColumnWorks(NamedTuple):
     """Tasks that the column before makes possible: last parts of this one, earlier parts of later columns."""
 
 
-def _column_works(grid: TileGrid, columns_per_task: int, rates: Rates, form_seconds: float) -> ColumnWorks:
+def _column_works(
+    grid: TileGrid, columns_per_task: int, rates: Rates, form_seconds: float, kept_rows: int
+) -> ColumnWorks:
     n_tiles, tile, each = grid.n_tiles, grid.n / grid.n_tiles, columns_per_task
     j = np.arange(n_tiles)
     n_parts = np.maximum(1, -(-j // each))
-    n_alike = np.array([np.ones(n_tiles), n_tiles - 1.0 - j])  # the diagonal tile, and those below
+    kept = kept_rows / tile  # tile rows, which may be a fraction
+    n_alike = np.array([np.clip(j + 1 - kept, 0.0, 1.0), n_tiles - np.maximum(j + 1.0, kept)])  # diagonal, below
     # Of either: to subtract one tile column, to end the last part, to form the tile, and what every task takes.
     triangles, reading = tile**2 * min(grid.panel, tile), 8 * tile**2 / rates.read_bytes
     subtract = np.array([tile**3 / rates.syrk_flops + reading, 2 * tile**3 / rates.gemm_flops + 2 * reading])
@@ -104,7 +112,8 @@ def _column_works(grid: TileGrid, columns_per_task: int, rates: Rates, form_seco
         work = earlier @ n_alike * (n_parts > part + 1)
         whole += work
         released[(part + 1) * each] += work.sum()
-    return ColumnWorks(n_parts * (n_tiles - j), last[0] + np.where(j < n_tiles - 1, last[1], 0.0), whole, released)
+    chain = (np.minimum(n_alike, 1.0) * last).sum(axis=0)
+    return ColumnWorks(n_parts * (n_tiles - np.maximum(j, int(kept))), chain, whole, released)
 
 
 Itemsize = Literal[4, 8]
@@ -124,15 +133,16 @@ class Cut(NamedTuple):
         """Cut of the matrix."""
         return Tiling(self.grid.tile, self.grid.panel, self.columns_per_task)
 
-    def factored(self, form_seconds: float, n_stored: int, itemsize: Itemsize = 8) -> Step:
+    def factored(self, form_seconds: float, n_stored: int, itemsize: Itemsize = 8, kept_rows: int = 0) -> Step:
         """Recipe of one factorisation, from the time to form a tile and the number of factors in the store at once.
 
-        A factor in float32 takes half the operations and half the bytes.
+        A factor in float32 takes half the operations and half the bytes, and one that has some rows already those of
+        the others.
         """
         site, grid, columns = self.site, self.grid, self.columns_per_task
-        work = cholesky_work(grid, columns, itemsize, site.cache_bytes(self.peak), n_stored)
+        work = cholesky_work(grid, columns, itemsize, site.cache_bytes(self.peak), n_stored, kept_rows)
         rates = site.rates.of_itemsize(itemsize).reading(work.cold_bytes / max(work.read_bytes, 1.0))
-        seconds = factorisation_seconds(grid, columns, site.place.slots, rates, form_seconds)
+        seconds = factorisation_seconds(grid, columns, site.place.slots, rates, form_seconds, kept_rows)
         return Step("factorisation", work, seconds=seconds)
 
     def substituted(self, m: int, times: float, n_stored: int) -> Step:

@@ -87,10 +87,10 @@ class DualCG(IterativeMethod, DualMethod):
         with in_terms_of_alpha(np.unique(data.alphas), plan.form, partial(scale_of, data, plan.form)):
             iteration, groups = systems.iteration(is_deferred=start is not None)
             if start is None:
-                outcome = resumed(context, iteration, lambda state: systems.iterate(iteration, groups, state))
+                outcome = resumed(context, iteration, partial(systems.iterate, iteration, groups))
                 return systems.solution(outcome)
             first = np.hstack([start.of(system.alpha, system.columns) for system in systems.systems()])
-            outcome = resumed(context, iteration, lambda state: systems.iterate(iteration, groups, state, first))
+            outcome = resumed(context, iteration, lambda state, _: systems.iterate(iteration, groups, state, first))
             return systems.solution(replace(outcome, messages=(start.note, *outcome.messages)))
 
     def objective(self, data: LabelledData, plan: Plan, context: Context) -> FormObjective:

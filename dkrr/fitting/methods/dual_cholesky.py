@@ -55,10 +55,10 @@ class DualFactor(DualMethod):
 
     def recipes(self, p: Problem, r: Resources) -> Iterator[Strategy]:
         """In memory, where the matrix stays beside them if forming it again takes longer; then in tiles on disk."""
-        if self.itemsize == 4 and against_float32(p):
+        if self.itemsize == 4 and (p.kept_rows or against_float32(p)):  # models keep factors in float64
             return
         if not (p.keeps_store or p.tile is not None):
-            if self.itemsize == 8 and p.n <= ONE_TILE and p.loss == "squared":
+            if self.itemsize == 8 and p.n <= ONE_TILE and p.loss == "squared" and not p.kept_rows:
                 yield factored_in_square(p, r, self)
             else:
                 site = GramCosts(p, r, r.in_caller("memory", r.local_threads))

@@ -38,7 +38,7 @@ class PrimalCG(IterativeMethod):
         systems = IteratedPrimal(plan.chosen.details, data, plan, context)
         with in_terms_of_alpha(np.unique(data.alphas), plan.form, partial(scale_of, data, plan.form)):
             iteration, groups = systems.iteration()
-            outcome = resumed(context, iteration, lambda state: systems.iterate(iteration, groups, state))
+            outcome = resumed(context, iteration, partial(systems.iterate, iteration, groups))
         return systems.solution(outcome)
 
     def objective(self, data: LabelledData, plan: Plan, context: Context) -> FormObjective:
