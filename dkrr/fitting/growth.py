@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,6 +79,12 @@ class GrownSums:
     """Rows so far."""
     weights: NDArray[np.intp]
     """Rows of positive weight so far, by the power of two of their weight: those with half of it up to it."""
+    keeps_rows: ClassVar[bool] = False
+
+    @property
+    def fit_intercept(self) -> bool:
+        """Whether the models have an intercept."""
+        return self.space.fit_intercept
 
     @property
     def n_positive(self) -> int:

@@ -93,6 +93,11 @@ class DualPosterior(CholeskyPosterior):
         self._matrix_factor, self._constant, self._memory_limit = factor, constant, request.settings.memory_limit
 
     @property
+    def factor(self) -> Matrix:
+        """L of diag(c) K diag(c) + diag(s)."""
+        return self._matrix_factor
+
+    @property
     def _room(self) -> int:
         """Memory that this process may still take."""
         return room_for(detect(self._memory_limit, None), resident_bytes())
