@@ -551,6 +551,7 @@ def open_context(plan: Plan, store: str | None, progress: Progress, max_iter: in
                 stack.enter_context(owned(run_store.url))
                 delete_partial(run_store.url)
             run_store.open()
+            stack.enter_context(growing_run.given_up_if_refused(run_store))
             storage = StoredArrays(run_store, keeps=store is not None)
             context = _opened(plan, storage, stack, progress, in_threads=in_threads)
             context.temporary, context.asked = temporary, _asked(plan, max_iter)

@@ -5,8 +5,8 @@ What of the run is still true stays, see `claim`. A factorisation of more rows i
 still has its result. Everything else replaces the run at once, since nothing has to be computed first.
 """
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,16 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.data.rows import Checksums, digest_of
-from dkrr.errors import StoreError, UnreachableStoreError
+from dkrr.errors import InputError, NotFiniteError, NotPositiveDefiniteError, StoreError, UnreachableStoreError
 from dkrr.fitting.kept import Kept
 from dkrr.store import RunStore, TiledMatrix, TileGrid
 from dkrr.store.run_store import (
+    CHECKPOINT,
     FACTORED,
     GROWTH,
-    PIVOTS,
     UNLIKE_OURS,
     WORK,
     differences,
+    notes_of_iterations,
     plain,
     refusal,
 )
@@ -239,7 +240,7 @@ class _Run:
         rows = self.rows_left_out
         if commit is None and not len(rows):
             return None
-        scale = np.sqrt(self.weights_of_factors()) if len(rows) else None
+        scale = np.sqrt(self.weights) if len(rows) and self.weights is not None else None
         more = {} if commit is None else {"commit": commit}
         return Kept(self.n, factor, scale=scale, left_out=rows, **more)
 
@@ -357,7 +358,7 @@ def _grown(store: RunStore, run: _Run, entries: dict[str, Any]) -> Claim:
 
     def factor(group: str) -> TiledMatrix | None:
         name = f"{group}/factor"
-        return found.get(name) if store.has_grown(name) else None
+        return found.get(name) if store.is_growing and store.has_grown(name) else None
 
     kept = "its factor is kept" if found else "it has no complete factor"
     return Claim(run.left_out(factor, commit), (_words(run, f"the run in the store grows, and {kept}"),))
@@ -377,20 +378,12 @@ def _with_given_up(entries: dict[str, Any], described: dict[str, Any]) -> dict[s
 
 def _before(run: _Run) -> dict[str, Any] | None:
     """Entry of what the iterations of a run have found; that of the run before, if this one has found nothing."""
-    store, described = run.store, run.described
-    checkpoint, pivots = None, described["notes"].get(PIVOTS)
-    with suppress(StoreError):  # a damaged note
-        checkpoint = store.checkpoint()
-    if checkpoint is None and pivots is None:
-        before: dict[str, Any] | None = described["before"]
+    described, notes = run.described, notes_of_iterations(run.described["notes"])
+    if CHECKPOINT not in notes and described["before"] is not None:
+        before: dict[str, Any] = described["before"]
         return before
     group = f"{GROWTH}{described['generation']}" if described["generation"] else None
-    return {
-        "n": run.n,
-        "group": group,
-        "checkpoint": checkpoint,
-        "pivots": store.inner(pivots) if isinstance(pivots, str) else None,
-    }
+    return {"n": run.n, "group": group, "notes": notes} if notes else None
 
 
 def is_factored(described: dict[str, Any]) -> bool:
@@ -418,3 +411,16 @@ def _fill(store: RunStore, inner: str, weights: Array) -> None:
 def _discard_growth(store: RunStore) -> None:
     with suppress(StoreError, OSError):  # a finished run may be read where nothing can be written
         store.discard_growth()
+
+
+@contextmanager
+def given_up_if_refused(store: RunStore) -> Iterator[None]:
+    """Give up a growth whose problem is refused while it is worked on: the run is then as it was."""
+    try:
+        yield
+    except (InputError, NotPositiveDefiniteError, NotFiniteError):
+        if store.is_growing:
+            with suppress(StoreError, OSError):
+                store.discard_growth()
+                store.tidy()
+        raise

@@ -123,8 +123,6 @@ _PROBLEM: dict[str, Any] = {
 """Entries that a run has, and also a growth of it that has begun: what problem it belongs to, how that is cut into
 tiles, which copy of X is complete, of each matrix that has grown its arrays with their first tile row and their number
 of rows, checksums of blocks of rows, and the weights that the rows of factors were scaled with."""
-CHECKPOINT_NOTE = {"turn": range(2), "arrays": dict_of(CHECKSUM, NAMES), "plain": dict, "shown": dict}
-"""A checkpoint: its turn, its arrays with their checksums, its values, and which of these a user sees."""
 NOT_GROWN: dict[str, Any] = {
     "blocks": None,
     "weights": None,
@@ -138,12 +136,12 @@ RUN: dict[str, Any] = _PROBLEM | {
     "id": ID,
     "generation": SIZE,
     "growing": (None, _PROBLEM | {"number": COUNT}),
-    "before": (None, {"n": COUNT, "group": (None, NAMES), "checkpoint": (None, CHECKPOINT_NOTE), "pivots": (None, NAMES)}),
+    "before": (None, {"n": COUNT, "group": (None, NAMES), "notes": dict}),
     "superseded": bool,
 }
 """Entries of the description of a run. The group of its arrays has the number of its generation; a growth that has
-begun has the next one, and takes its place once it is complete. Iterations begin with what was found before. What is
-superseded may not be deleted yet."""
+begun has the next one, and takes its place once it is complete. Iterations begin with what they had found before, of
+so many rows, which these notes and arrays in this group have. What is superseded may not be deleted yet."""
 _DENSE = DENSE_ROWS | {"rows_per_chunk": None}
 _NUMBERED = ("factor", "coef", "diagonal", *MORE_KEPT_ARRAYS, *FOLD_ARRAYS)
 STORED: dict[str, Any] = {
@@ -155,6 +153,8 @@ STORED: dict[str, Any] = {
 """Forms of the descriptions of a model's arrays, by patterns of their names: chunks have one size."""
 FILES = arrays_below(STORED)
 """Paths of the files of a saved model; it has no others."""
+CHECKPOINT_NOTE = {"turn": range(2), "arrays": dict_of(CHECKSUM, NAMES), "plain": dict, "shown": dict}
+"""A checkpoint: its turn, its arrays with their checksums, its values, and which of these a user sees."""
 STAGE_NOTE = {"name": TEXT, "done": is_amount}
 """A stage that has begun, and the fraction of it that was done when this was noted."""
 ASKED_NOTE = {"tol": is_amount, "max_iter": (None, SIZE), "folds": SIZE, "planned": list_of([TEXT, is_amount])}

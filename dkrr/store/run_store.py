@@ -317,6 +317,11 @@ class RunStore:
         described = self._described()
         return int(1 + max(described["generation"], (described["growing"] or {"number": 0})["number"]))
 
+    @property
+    def is_growing(self) -> bool:
+        """Whether a growth is worked on that is not complete."""
+        return self._growing > 0
+
     def has_grown(self, name: str) -> bool:
         """Whether a matrix has tile rows in arrays of its own and of the run that it grows from."""
         return name in self._facts[1]
@@ -357,11 +362,9 @@ class RunStore:
         kept = {one["rows"]["name"] for one in parts if one["rows"] is not None}
         kept |= {array for one in parts for listed in one["matrices"].values() for array, _, _ in listed}
         kept |= {one["weights"]["array"] for one in parts if one["weights"] is not None} - {None}
-        before = described["before"]
-        if before is not None:
+        if (before := described["before"]) is not None:
             inside = "" if before["group"] is None else f"{before['group']}/"
-            turn = None if before["checkpoint"] is None else f"{inside}{CHECKPOINT}-{before['checkpoint']['turn']}"
-            kept |= {turn, before["pivots"]} - {None}
+            kept |= {f"{inside}{name}" for name in arrays_of_iterations(before["notes"])}
         self._delete_others(kept, numbers)
         for listed in described["matrices"].values():
             for (array, _, _), (_, stop, _) in pairwise(listed):
@@ -510,6 +513,20 @@ class RunStore:
                 self.place(array).delete(STORE)  # the tile rows of the run from which this one grows are still its own
         if below:
             self._update(matrices={one: listed for one, listed in matrices.items() if one not in below})
+
+
+def notes_of_iterations(notes: dict[str, Any]) -> dict[str, Any]:
+    """Notes of what iterations have found, which those of a larger run begin with."""
+    is_kept = re.compile(f"{CHECKPOINT}|{PIVOTS}|{FACTOR}|model-[0-9]+")
+    return {name: value for name, value in notes.items() if is_kept.fullmatch(name) and value is not None}
+
+
+def arrays_of_iterations(notes: dict[str, Any]) -> list[str]:
+    """Names of the arrays, or of their groups, that such notes name."""
+    found = [name for name in notes if name not in (CHECKPOINT, PIVOTS)]
+    if matches(notes.get(CHECKPOINT), CHECKPOINT_NOTE):
+        found.append(f"{CHECKPOINT}-{notes[CHECKPOINT]['turn']}")
+    return found + ([notes[PIVOTS]] if matches(notes.get(PIVOTS), NAMES) else [])
 
 
 def plain(value: dict[str, Any]) -> dict[str, Any]:
