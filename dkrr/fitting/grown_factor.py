@@ -8,13 +8,13 @@ whichever of them, or the fit, has made it. The rows of earlier calls keep their
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from dkrr.data import MemoryRows, Rows, scan, watched
+from dkrr.data import MemoryRows, scan, watched
 from dkrr.data.arrays import canonical
 from dkrr.data.rows import dense
 from dkrr.errors import InputError, MemoryLimitError, warn_inaccurate

@@ -264,7 +264,9 @@ def plan_of_sums(request: FitRequest) -> tuple[FitRequest, Plan]:
         If the sums do not fit in memory.
     """
     settings = request.settings
-    request = replace(_factored(request, "keeps sums whose matrix it factors").with_settings(form="primal"), because=GROWS)
+    request = replace(
+        _factored(request, "keeps sums whose matrix it factors").with_settings(form="primal"), because=GROWS
+    )
     resources = _here(request, "which keeps the sums")
     try:
         plan, in_memory = _planned_in_memory(request, resources)

@@ -18,7 +18,6 @@ from dkrr import KernelRidge
 from dkrr.errors import InputError, MemoryLimitError, NotPositiveDefiniteError
 from dkrr.features import FourierGrid, Nystroem
 from dkrr.kernels import RBF, BagOfWords, CallableKernel, Linear
-from dkrr.linalg import cholesky
 from dkrr.linalg.result import DUAL_SYSTEM
 
 D = 8
@@ -218,7 +217,9 @@ def test_containers_may_differ_from_call_to_call():
     da, pandas = pytest.importorskip("dask.array"), pytest.importorskip("pandas")
     X, y, _ = rows_of(np.random.default_rng(7), 80)
     X[np.abs(X) < 0.7] = 0.0
-    model = KernelRidge(**PLAIN).partial_fit(sp.csr_array(X[:20]), y[:20]).partial_fit(sp.csr_matrix(X[20:40]), y[20:40])
+    model = (
+        KernelRidge(**PLAIN).partial_fit(sp.csr_array(X[:20]), y[:20]).partial_fit(sp.csr_matrix(X[20:40]), y[20:40])
+    )
     assert sp.issparse(model.X_fit_)
     model.partial_fit(X[40:60].tolist(), y[40:60]).partial_fit(da.from_array(X[60:], chunks=(7, D)), y[60:])
     assert_same(model, KernelRidge(**PLAIN).fit(X, y), X)
