@@ -4,6 +4,7 @@ import pickle
 import random as chance
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -387,17 +388,15 @@ def opened_regression(data, folder, keeps, dtype):
     return plan, strategy
 
 
-def solved(data, dtype, kept=None, folder=None, keeps=True, old=None):
-    """Coefficients, intercepts, residuals, and what the factors are, of a regression with what is kept."""
+def solved(data, dtype, kept=None, folder=None, keeps=True):
+    """Solution of a regression with what is kept, and its systems."""
     plan, strategy = opened_regression(data, folder, keeps, dtype)
     with open_context(plan, None, Progress()) as context:
-        if old is not None:  # a run of the first rows in the same store, whose groups have other names
-            kept = old(context)
         context.kept = kept
         systems = SOLVERS[dtype][0](strategy, data, plan, context)
         for system in systems.systems():
             systems.solve(system)
-        assert context.kept is None or kept is None
+        assert context.kept is None
         return systems.solution(), systems
 
 
@@ -422,50 +421,41 @@ def test_a_regression_in_memory_grows_from_what_is_kept(keeps, is_weighted, fit_
     assert calls == [1, 1, 1]
 
 
+@contextmanager
 def stored_run(data, dtype):
-    """What makes the factors of some rows in the store of a context, as a run of these rows leaves them."""
-
-    def make(context):
-        name = "system" if dtype == "float64" else "factored"
-        _, strategy = opened_regression(data, "store", keeps=False, dtype=dtype)
-        systems = SOLVERS[dtype][0](strategy, data, dkrr.plan(np.eye(3), np.ones(3)), context)
-        factors = {}
+    """What a run in a store has left."""
+    name = "system" if dtype == "float64" else "factored"
+    plan, strategy = opened_regression(data, "store", keeps=False, dtype=dtype)
+    with open_context(plan, None, Progress()) as context:
+        systems, factors = SOLVERS[dtype][0](strategy, data, plan, context), {}
         for number, alpha in enumerate(sorted(set(data.alphas))):
-            shift = data.dual_shift(alpha)
-            if dtype == "float64":
-                made = systems.matrix.systems.factor(f"old-{number}", shift)
-            else:
-                made = systems.matrix.factor(f"old-{number}", shift, family="old")
-            factors[f"{name}-{number}"] = made.matrix
-        context.storage._is_claimed = False
-        context.storage.delete("weights")
-        return Kept(data.n, factors.get)
-
-    return make
+            group, matrix = f"{name}-{number}", systems.matrix
+            make = matrix.systems.factor if dtype == "float64" else partial(matrix.factor, family=group)
+            factors[group] = make(group, data.dual_shift(alpha)).matrix
+        yield Kept(data.n, factors.get)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("is_weighted", [False, True])
 def test_a_regression_in_a_store_grows_from_what_is_kept(is_weighted, dtype):
     weights = np.random.default_rng(3).uniform(0.5, 2.0, N) if is_weighted else None
-    data = regression(weights)
-    found, _ = solved(data, dtype, folder="store", old=stored_run(regression(weights, n=N_KEPT), dtype))
+    data, calls = regression(weights), []
+    with stored_run(regression(weights, n=N_KEPT), dtype) as kept:
+        kept = replace(kept, commit=lambda: calls.append(1))
+        found, _ = solved(data, dtype, kept, folder="store")
     coef, constants = exact(data)
+    assert calls == [1]
     assert_allclose(found.dual_coef, coef, rtol=1e-7, atol=1e-8)
     assert_allclose(found.intercept, constants, rtol=1e-7, atol=1e-8)
 
 
 def test_float32_that_cannot_take_the_new_rows_is_refused_before_the_old_run_is_touched():
-    alphas = np.array([1e-2])
-    data = regression(alphas=alphas)
-    data.rows.array[N_KEPT:] = data.rows.array[: N - N_KEPT]  # repeated rows
-    data = replace(data, alphas=np.array([1e-9]))
-    committed = []
-
-    def old(context):
-        kept = stored_run(regression(n=N_KEPT, alphas=alphas), "float32")(context)
-        return replace(kept, commit=lambda: committed.append(1))
-
-    with pytest.raises(WrongStoreError, match=r"83 rows and a factor in float32, which cannot take 37 more rows"):
-        solved(data, "float32", folder="store", old=old)
-    assert not committed
+    first, calls = regression(n=N_KEPT, alphas=np.array([1e-2, 1e-2])), []
+    data = regression(alphas=np.array([1e-9, 1e-9]))
+    data.rows.array[N_KEPT:] = data.rows.array[: N - N_KEPT]  # repeated rows, of which λ is the only difference
+    with stored_run(first, "float32") as kept:
+        before = files_of(kept.factor("factored-0").arrays[0])
+        kept = replace(kept, commit=lambda: calls.append(1))
+        with pytest.raises(WrongStoreError, match=r"83 rows and a factor in float32, which cannot take 37 more rows"):
+            solved(data, "float32", kept, folder="store")
+        assert not calls and files_of(kept.factor("factored-0").arrays[0]) == before
