@@ -168,8 +168,9 @@ class _Run:
             remedy = FEWER.format(theirs=plural(self.n, "row"), ours=plural(self.offer.n, "row"))
         elif names and self.offer.n > self.n > 0 and {"X", "kernel"} & set(names):
             remedy = LEARNS
-        if "X" in names and self.offer.n >= self.n and self.described["blocks"] is not None:
-            found = self.offer.checksums.first_differing(*self.described["blocks"].values())
+        blocks = self.described["blocks"]
+        if "X" in names and self.offer.n >= self.n and blocks is not None:
+            found = self.offer.checksums.first_differing(blocks["ends"], blocks["digests"])
             where = "" if found is None else f", first in rows {found.start:,} to {found.stop - 1:,}"
         if not names:
             row = self._first_other_weight(ours)
@@ -300,10 +301,13 @@ def _replaced(store: RunStore, run: _Run, entries: dict[str, Any]) -> Claim:
         weights=_entry_of(offer.weights_of(0, offer.n), f"{GROWTH}{run.store.next_growth}/"),
     )
     _write_weights(store, offer.weights_of(0, offer.n))
-    is_primal = described["layout"].get("form") == "primal"
-    used = "nothing of it is used in the primal form" if is_primal else "what it found is a start"
-    what = "" if offer.n > run.n else " and other outputs or weights"
-    return Claim(None, (f"the store had a run of {plural(run.n, 'row')}{what}: {used}",))
+    layout = described["layout"]
+    form = "primal form" if layout.get("form") == "primal" else "dual form"
+    used = f"in {form} this one begins with what its iterations found"
+    if layout.get("form") == "primal" and layout.get("solver") == "cholesky":
+        used = "in primal form it is replaced, and nothing of it is used"
+    what = "" if offer.n > run.n else ", with other outputs or weights"
+    return Claim(None, (f"the run in the store had {plural(run.n, 'row')}{what}: {used}",))
 
 
 def _with_factors(store: RunStore, run: _Run, entries: dict[str, Any]) -> Claim:
