@@ -33,6 +33,7 @@ from dkrr.linalg.newton import (
 )
 from dkrr.linalg.result import GRADIENT, Residuals, SolveResult, Status
 from dkrr.planning import Plan
+from dkrr.store.run_store import MODEL
 from dkrr.text import plural
 
 Array = NDArray[np.float64]
@@ -88,7 +89,7 @@ class PathState:
         assert self.references is not None
         arrays = {"references": self.references[None, :]}
         if self.newton is None:
-            checkpoints.keep(f"model-{len(self.done) - 1}", self.done[-1].point.arrays())
+            checkpoints.keep(f"{MODEL}{len(self.done) - 1}", self.done[-1].point.arrays())
         else:
             assert self.point is not None
             arrays |= self.point.arrays()
@@ -124,7 +125,7 @@ def _points_before(before: BeforeGrowth) -> tuple[Point, ...]:
         return ()
     arrays, plain = found
     for k in range(len(plain["done"])):
-        kept = before.kept(f"model-{k}")
+        kept = before.kept(f"{MODEL}{k}")
         if kept is None:
             return tuple(points)
         points.append(Point(kept["coef"], kept["intercept"][0]))
@@ -158,7 +159,7 @@ def _read_done(checkpoints: Checkpoints, plain: Sequence[dict[str, Any]]) -> tup
     """Solutions up to the first that cannot be read."""
     done: list[PathPoint] = []
     for k, one in enumerate(plain):
-        arrays = checkpoints.kept(f"model-{k}")
+        arrays = checkpoints.kept(f"{MODEL}{k}")
         if arrays is None:
             break
         done.append(PathPoint.from_plain(Point.from_arrays(arrays), one))
