@@ -19,6 +19,7 @@ from dkrr.linalg.condition import SolvedProbe, scaling_of, with_probe
 from dkrr.linalg.factor import DirectSystems, Factor, LocalFactor, MemoryFactor, SharedFactor
 from dkrr.linalg.gram_products import Precision
 from dkrr.linalg.in_memory_cholesky import InMemoryMatrix, factor_in_memory, memory_system
+from dkrr.linalg.left_out import without_rows
 from dkrr.linalg.residual import Check, SystemSolution, TiledSolution, check_tiled, checked
 from dkrr.linalg.sources import TileSource
 from dkrr.linalg.substitution import Substitution, both_sweeps, sums_grid
@@ -140,12 +141,7 @@ class MemorySystems(TileSystems):
 
 def without_left_out(factor: Factor, context: Context) -> Factor:
     """The factor, without the rows that it has and that are left out now."""
-    kept = context.kept
-    if kept is None or not len(kept.left_out):
-        return factor
-    from dkrr.linalg.left_out import LeftOutFactor
-
-    return LeftOutFactor(factor, kept.left_out)
+    return factor if context.kept is None else without_rows(factor, context.kept.left_out)
 
 
 def tile_threads(grid: TileGrid, n_threads: int) -> AbstractContextManager[Executor]:
