@@ -555,9 +555,7 @@ def open_context(plan: Plan, store: str | None, progress: Progress, max_iter: in
             storage = StoredArrays(run_store, keeps=store is not None)
             context = _opened(plan, storage, stack, progress, in_threads=in_threads)
             context.temporary, context.asked = temporary, _asked(plan, max_iter)
-            context.factors = (
-                plan.problem.loss == "squared" and chosen.form == "dual" and chosen.method.factors_matrix
-            )
+            context.factors = plan.problem.loss == "squared" and chosen.form == "dual" and chosen.method.factors_matrix
             context.layout = chosen.layout() | ({"batch": plan.problem.batch} if plan.problem.batch else {})
         stack.callback(context.forget)
         yield context

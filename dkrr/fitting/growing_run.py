@@ -248,8 +248,10 @@ class _Run:
     def weights_of_factors(self) -> Array:
         """Weights that the rows of factors of this fit are scaled with: of left-out rows those that they had."""
         further = self.offer.weights_of(self.n, self.offer.n)
-        return np.concatenate([self.weights, further]) if self.serves and self.weights is not None else np.concatenate(
-            [self.offer.weights_of(0, self.n), further]
+        return (
+            np.concatenate([self.weights, further])
+            if self.serves and self.weights is not None
+            else np.concatenate([self.offer.weights_of(0, self.n), further])
         )
 
     def repair_weights(self) -> None:

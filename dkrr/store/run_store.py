@@ -560,7 +560,9 @@ def refusal(
             f"problem. Give another store= or delete this one"
         )
     details = "; ".join(
-        f"{k}: here {ours.get(k)}, in the store {theirs.get(k)}" for k in names if not _is_checksum(ours.get(k, theirs.get(k)))
+        f"{k}: here {ours.get(k)}, in the store {theirs.get(k)}"
+        for k in names
+        if not _is_checksum(ours.get(k, theirs.get(k)))
     )
     others = ", ".join(dict.fromkeys(WORDS.get(k, k) for k in names))
     values = f" ({details})" if details else ""

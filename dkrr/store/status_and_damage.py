@@ -369,7 +369,9 @@ def _status_of_run(path: str, run: RunStore, description: dict[str, Any]) -> Run
         n_rows = plural(shape[0], "row") if matches(shape, [SIZE, SIZE]) else "more rows"
         begun = [one for one in contents if one.name.startswith(f"{GROWTH}{growing['number']}/")]
         chunks = sum(one.expected - one.present for one in begun if one.name.endswith("/factor"))
-        left += f"; a growth to {n_rows} has begun ({plural(chunks, 'chunk')} left to compute), which their call resumes"
+        left += (
+            f"; a growth to {n_rows} has begun ({plural(chunks, 'chunk')} left to compute), which their call resumes"
+        )
     return RunStatus(
         path=path,
         kind=kind,

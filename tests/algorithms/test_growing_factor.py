@@ -459,3 +459,36 @@ def test_float32_that_cannot_take_the_new_rows_is_refused_before_the_old_run_is_
         with pytest.raises(WrongStoreError, match=r"83 rows and a factor in float32, which cannot take 37 more rows"):
             solved(data, "float32", kept, folder="store")
         assert not calls and files_of(kept.factor("factored-0").arrays[0]) == before
+
+
+LEFT_OUT = np.array([3, 40, N_KEPT - 1])
+
+
+def without_some(n):
+    """Data of which some rows have the weight 0, and what is kept of them."""
+    weights = np.ones(N)
+    weights[LEFT_OUT] = 0.0
+    return regression(weights, n=n), {"scale": np.ones(N_KEPT), "left_out": LEFT_OUT}
+
+
+@pytest.mark.parametrize("n", [N_KEPT, N])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_rows_that_are_left_out_in_memory_stay_in_the_factor(keeps, n):
+    first, systems = solved(regression(n=N_KEPT), "float64", Kept(0, lambda _: None), keeps=keeps)
+    data, more = without_some(n)
+    factors = {f"system-{k}": factor.matrix for k, factor in systems._factors.items()}
+    found, _ = solved(data, "float64", Kept(N_KEPT, factors.get, systems.matrix.in_memory, **more), keeps=keeps)
+    coef, constants = exact(data)
+    assert_allclose(found.dual_coef, coef, rtol=1e-8, atol=1e-9)
+    assert_allclose(found.intercept, constants, rtol=1e-8, atol=1e-9)
+    assert found.residual < 1e-13 and first.residual < 1e-13
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_rows_that_are_left_out_in_a_store_stay_in_the_factor(dtype):
+    data, more = without_some(N)
+    with stored_run(regression(n=N_KEPT), dtype) as kept:
+        found, _ = solved(data, dtype, replace(kept, **more), folder="store")
+    coef, constants = exact(data)
+    assert_allclose(found.dual_coef, coef, rtol=1e-7, atol=1e-8)
+    assert_allclose(found.intercept, constants, rtol=1e-7, atol=1e-8)
