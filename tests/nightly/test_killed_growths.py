@@ -1,4 +1,4 @@
-"""Growths that are killed at any change of the disk: the run before answers, or the growth is complete; nothing is lost.
+"""Growths that are killed at any change of the disk: the run before answers, or the growth is complete.
 
 As a program, this module kills a fork of itself before its first change of a file or a folder, before its second, and
 so on, and prints a line of JSON for each kill.
@@ -66,12 +66,12 @@ def killed(store, way, number):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
-def main(folder, way):
+def main(folder, way, number=1, step=1):
     _, before, after = WAYS[way]
     first = folder / "first.zarr"
     fit(first, way, before)
     old, new = fit(None, way, before), fit(None, way, after)
-    again = number = 1
+    again = True
     while again:
         store = folder / "run.zarr"
         shutil.copytree(first, store)
@@ -91,7 +91,7 @@ def main(folder, way):
         print(json.dumps(found), flush=True)
         for path in (store, folder / "copy.zarr"):
             shutil.rmtree(path)
-        number += 1
+        number += step
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -107,4 +107,4 @@ def test_a_growth_that_is_killed_before_any_change_of_the_disk(tmp_path, way):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))
