@@ -33,7 +33,6 @@ from dkrr.linalg.newton import (
 )
 from dkrr.linalg.result import GRADIENT, Residuals, SolveResult, Status
 from dkrr.planning import Plan
-from dkrr.store.run_store import MODEL
 from dkrr.text import plural
 
 Array = NDArray[np.float64]
@@ -171,6 +170,8 @@ def _told_of(damage: str) -> NewtonState | None:
     return NewtonState(messages=[damage]) if damage else None
 
 
+MODEL = "model-"
+"""Beginning of the names of solutions in a store, before the number of their λ."""
 GREW = "Newton's method began with the solution that the run in this store had before"
 
 ADVICE = {
