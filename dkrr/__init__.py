@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dkrr.estimators.gram_matrix import gram
     from dkrr.estimators.predict_to import predict_to
     from dkrr.estimators.saving import load, save
+    from dkrr.estimators.suggest import Suggestion, suggest
     from dkrr.fitting.plans import plan
     from dkrr.machine.calibration import calibrate
     from dkrr.selection.optimum import Optimum
@@ -39,6 +40,7 @@ _MODULES = {
     "dkrr.estimators.saving": ("load", "save"),
     "dkrr.fitting.plans": ("plan",),
     "dkrr.estimators.predict_to": ("predict_to",),
+    "dkrr.estimators.suggest": ("Suggestion", "suggest"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -49,6 +51,7 @@ __all__ = [
     "KernelRidgeCV",
     "Optimum",
     "RunStatus",
+    "Suggestion",
     "Table",
     "Verification",
     "__version__",
@@ -67,6 +70,7 @@ __all__ = [
     "save",
     "solvers",
     "status",
+    "suggest",
     "typing",
     "verify",
 ]

@@ -27,8 +27,9 @@ STAGE_NAMES = (
     "held-out errors",
     "held-out models",
     "predictions",
+    "suggestions",
 )
-"""Every stage of a fit, about in the order in which they run, and that of predictions."""
+"""Every stage of a fit, about in the order in which they run, and those of predictions and suggestions."""
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ Results go to stdout, everything else to stderr.
 import click
 
 from dkrr.cli.command import LOG, Commands, printable_warnings
-from dkrr.cli.models import fit, plan, predict, select
+from dkrr.cli.models import fit, plan, predict, select, suggest
 from dkrr.cli.stores import calibrate, info, report, status, verify
 
 
 @click.group(
     cls=Commands,
-    commands=[fit, select, predict, plan, info, verify, status, report, calibrate],
+    commands=[fit, select, predict, suggest, plan, info, verify, status, report, calibrate],
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name="dkrr")

@@ -1,4 +1,4 @@
-"""``dkrr fit``, ``select``, ``predict`` and ``plan``."""
+"""``dkrr fit``, ``select``, ``predict``, ``suggest`` and ``plan``."""
 
 import hashlib
 import json
@@ -154,7 +154,7 @@ def predict(**given: Any) -> None:
     from dkrr.store.paths import refuse_enclosing
 
     given["command"] = _command_digest("predict", given, ("x", "model"))
-    if _is_predicted(given):
+    if _is_written(given, "predicts"):
         return
     path, out = given["model"], given["out"]
     refuse_enclosing({"--out": out}, {"--x": given["x"], "--model": path})
@@ -185,12 +185,46 @@ def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
     return {argument: given[name] for name, argument in names.items()}
 
 
-def _loaded(path: str) -> Any:
-    """Saved model."""
+def _loaded(path: str, name: str = "--model") -> Any:
+    """Saved model, which messages call `name`."""
     import dkrr as library
 
-    with named("--model"):
-        return library.load(location(path, "--model", "the path or URL of a saved model", is_kept=True))
+    with named(name):
+        return library.load(location(path, name, "the path or URL of a saved model", is_kept=True))
+
+
+@command(
+    "config x columns exclude numeric k n_candidates random_state out keep overwrite memory_limit scheduler json quiet",
+    required="x k out",
+    argument="MODEL",
+)
+def suggest(**given: Any) -> None:
+    """Suggest the rows of --x to measure next, by a model that was saved with --uncertainty.
+
+    Chosen one after another, so that the variances of all candidates fall most in sum. --out is a table of the numbers
+    of the rows, counted from 0, the best first, and their gain: the fall by each as a fraction of the sum.
+    """
+    import dkrr as library
+    from dkrr.estimators.suggest import check_suggestions_path, write_suggestions
+    from dkrr.store.paths import refuse_enclosing
+
+    given["command"] = _command_digest("suggest", given, ("x", "path"))
+    if _is_written(given, "suggests"):
+        return
+    path, out = given["path"], given["out"]
+    refuse_enclosing({"--out": out}, {"--x": given["x"], "MODEL": path})
+    with named("--out"):
+        check_suggestions_path(out, overwrite=given["overwrite"], name="--out")
+    model = _loaded(path, "MODEL")
+    if hasattr(model, "feature_names_in_"):
+        given["numeric"] = False  # the model takes its columns by name
+    X = _chosen_rows(given)
+    settings = {name: given[name] for name in ("n_candidates", "random_state", "memory_limit")}
+    found = library.suggest(model, X, given["k"], **settings, progress=False if given["quiet"] else None)
+    written: Any = {name: given[name] for name in ("keep", "overwrite", "command")}
+    write_suggestions(found, X, out, **written)
+    values = {"out": out, "rows": found.rows.tolist(), "gain": found.gain.tolist()}
+    answer(given, values, f"{len(found)} rows in {out}, {found.gain.sum():.3g} of the summed variance")
 
 
 @command(
@@ -380,17 +414,17 @@ def _is_finished(given: Mapping[str, Any]) -> bool:
     return True
 
 
-def _is_predicted(given: Mapping[str, Any]) -> bool:
-    """Whether the predictions of this very command exist already, and say so."""
+def _is_written(given: Mapping[str, Any], verb: str) -> bool:
+    """Whether the output of this very command exists already, and say so."""
     from dkrr.estimators.predict_to import command_of_predictions
 
     if given["overwrite"] or given["command"] is None:
         return False
-    out = location(given["out"], "--out", "the path of the predictions", is_kept=True)
+    out = location(given["out"], "--out", "the path of what is written", is_kept=True)
     with named("--out"):
         if command_of_predictions(out) != given["command"]:
             return False
-    text = f"{out}, of the same command and the same files: nothing to do (--overwrite predicts again)"
+    text = f"{out}, of the same command and the same files: nothing to do (--overwrite {verb} again)"
     answer(given, {"out": out}, text)
     return True
 

@@ -73,6 +73,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "transformer": _value("PATH", "Saved model whose fitted steps for columns are used as they are."),
     "plan.x": _value("PATH", "Training rows; of more than 256 MiB only sizes and a sample are read."),
     "predict.x": _value("PATH", "Rows to predict."),
+    "suggest.x": _value("PATH", "Rows without targets, of which some are to be measured."),
+    "k": _value(int, "Number of rows to suggest.", flags=["-k", "--k"]),
+    "n_candidates": _value(int, "Rows of --x that are drawn at random to choose among.", default=2000),
+    "random_state": _value(int, "Seed of the draw.", default=0, metavar="SEED"),
     # Sizes instead of data
     "n": _value(int, "Number of rows, instead of --x."),
     "d": _value(int, "Number of columns, instead of --x."),
@@ -147,6 +151,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     # The machine
     "memory_limit": _value(None, "Memory of this fit on one machine, for example 4GiB."),
     "predict.memory_limit": _value(None, "Memory of a process that predicts, for example 4GiB."),
+    "suggest.memory_limit": _value(None, "Memory of the process that chooses, for example 4GiB."),
     "tile": _value(int, "Rows in a tile.  [default: chosen by the planner]"),
     "store": _value("PATH", "Store of the run, kept and resumed from.  [default: a temporary one]"),
     "select.store": _value(None, "Folder for the stores of the run, kept and resumed from."),
@@ -168,8 +173,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "Save the model, with exit status 0, even if the fit did not reach the required accuracy."
     ),
     "predict.out": _value("PATH", "New file of the predictions: .parquet, .csv, .arrow, .zarr or .npy."),
+    "suggest.out": _value("PATH", "New table of the rows: .parquet, .csv, .arrow or .feather."),
     "report.out": _value("HTML", "File to write."),
     "keep": _value("NAMES", "Columns of the table --x that are copied beside the predictions."),
+    "suggest.keep": _value("NAMES", "Columns of the table --x that are copied beside the numbers of the rows."),
     "proba": _flag("Write the probabilities of all classes instead of labels."),
     "std": _flag("Write the standard deviations of the predictions as well."),
     "interval": _value(float, "Write intervals of this probability as well: 0.9.", metavar="COVERAGE"),
@@ -181,7 +188,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 GROUPS = {
     "Data": "config predict.model x y sample_weight columns exclude numeric drop_missing standardize one_hot unknown "
-    "impute transformer rows keep n d n_targets n_classes extent",
+    "impute transformer rows k n_candidates random_state keep n d n_targets n_classes extent",
     "Model": "kernel gamma degree coef0 kernel_param alpha alphas alpha_per_target fit_intercept logistic one_vs_rest "
     "class_weight cv shuffle scoring train_sizes",
     "Solver and resources": "form solver tol solver_max_iter max_iter memory_limit tile store scheduler workers "

@@ -94,9 +94,14 @@ def _taken(values: Any, chosen: NDArray[np.intp], n: int, name: str) -> Any:
 
 def _of_table(table: Table, chosen: NDArray[np.intp]) -> Table:
     """Rows of a table, by ascending number, in memory with the types of their columns."""
-    import pyarrow
-
     from dkrr.data.arrow import Source
+
+    return Table(Source(_arrow_rows(table, chosen), table.source.label), table.names)
+
+
+def _arrow_rows(table: Table, chosen: NDArray[np.intp]) -> Any:
+    """Rows of a table, by ascending number, as one of Arrow."""
+    import pyarrow
 
     schema = pyarrow.schema([table.source.schema.field(name) for name in table.names])
     batches, first = [], 0
@@ -104,4 +109,18 @@ def _of_table(table: Table, chosen: NDArray[np.intp]) -> Table:
         start, stop = np.searchsorted(chosen, (first, first + batch.num_rows))
         batches.append(batch.take(pyarrow.array(chosen[start:stop] - first)))
         first += batch.num_rows
-    return Table(Source(pyarrow.Table.from_batches(batches, schema), table.source.label), table.names)
+    return pyarrow.Table.from_batches(batches, schema)
+
+
+def numbered_rows(table: Table | None, numbers: NDArray[np.intp], name: str) -> Table:
+    """Table in memory of a column with numbers of rows, and of these rows of another table, in that order."""
+    import pyarrow
+
+    from dkrr.data.arrow import Source
+
+    columns = {name: pyarrow.array(numbers, pyarrow.int64())}
+    if table is not None:
+        order = np.argsort(numbers)
+        taken = _arrow_rows(table, numbers[order]).take(pyarrow.array(np.argsort(order)))
+        columns |= dict(zip(taken.column_names, taken.columns, strict=True))
+    return Table.of(Source(pyarrow.table(columns), "the suggestions"))

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.cluster import Progress
 from dkrr.data import Rows
 from dkrr.data.rows import check_finite
 from dkrr.errors import InputError, warn_inaccurate
@@ -39,6 +40,15 @@ class Estimate(NamedTuple):
 
     value: float
     error: float = 0.0
+
+
+class Covariance(NamedTuple):
+    """Posterior covariance of some rows for s = 1."""
+
+    values: Array
+    """Of shape (m, m), symmetric."""
+    rounding: Array
+    """Size of the rounding in the variances, of shape (m,)."""
 
 
 class Posterior(ABC):
@@ -115,6 +125,18 @@ class CholeskyPosterior(Posterior):
     @abstractmethod
     def variances_of(self, x: Any) -> VarianceBounds:
         """Variances of a few rows."""
+
+    @abstractmethod
+    def covariance(self, x: Any, progress: Progress) -> Covariance:
+        """Posterior covariance of some rows, which are in memory.
+
+        `progress` is a display with an open stage of `covariance_flops`.
+
+        Raises
+        ------
+        NotFiniteError
+            If a variance is negative by more than rounding.
+        """
 
     @abstractmethod
     def loo_residuals(self) -> Array:

@@ -17,6 +17,7 @@ from dkrr.fitting.fold_models import FoldModels, function_of
 from dkrr.fitting.gaussian_process import (
     Array,
     CholeskyPosterior,
+    Covariance,
     Estimate,
     Numbers,
     diagonal_of,
@@ -35,7 +36,7 @@ from dkrr.linalg.posterior import FactoredPosterior
 from dkrr.linalg.result import in_terms_of_alpha
 from dkrr.linalg.solver_settings import Cholesky
 from dkrr.linalg.triangle import TriangleRows, kept_factor
-from dkrr.linalg.variance_bounds import VarianceBounds
+from dkrr.linalg.variance_bounds import EPS, VarianceBounds
 from dkrr.machine.detection import detect
 from dkrr.planning import Plan
 from dkrr.planning.predictions import FactorSize
@@ -109,6 +110,13 @@ class DualPosterior(CholeskyPosterior):
     def variances_of(self, x: Any) -> VarianceBounds:
         cross = ComputedCrossGram(self.kernel, self._rows).entries(x, self._scale, usable_threads())
         return self._factored.variances(cross, diagonal_of(self.kernel, x))
+
+    def covariance(self, x: Any, progress: Progress) -> Covariance:
+        threads, known = usable_threads(), diagonal_of(self.kernel, x)
+        prior = ComputedCrossGram(self.kernel, MemoryRows(x)).entries(x, None, threads)
+        np.fill_diagonal(prior, known)  # without the rounding of differences
+        cross = ComputedCrossGram(self.kernel, self._rows).entries(x, self._scale, threads)
+        return Covariance(self._factored.covariance(cross, prior, progress), 4 * (self.data.n + 2) * EPS * known)
 
     def __getstate__(self) -> dict[str, Any]:
         found = vars(self) | {"_owner": None}  # which does not leave the process

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from dkrr.cluster import Progress
 from dkrr.cluster.process import usable_threads
 from dkrr.data import MemoryRows, Rows
 from dkrr.data.rows import check_finite, dense
@@ -24,7 +25,7 @@ from dkrr.fitting.costs.fourier_costs import MAX_SIDE
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.fold_models import function_of
-from dkrr.fitting.gaussian_process import Array, Estimate, Numbers, warn_of_width
+from dkrr.fitting.gaussian_process import Array, Covariance, Estimate, Numbers, warn_of_width
 from dkrr.fitting.posterior_cholesky import array_of
 from dkrr.fitting.posterior_primal import PrimalPosterior
 from dkrr.fitting.prediction_costs import size_of_normal
@@ -124,8 +125,14 @@ class FourierPosterior(PrimalPosterior):
     @cached_property
     def _wide(self) -> "FourierPosterior":
         """Posterior on a wider grid, whose box has the rows near the box of the training rows."""
-        phi, away = self._phi, self._grid.periods - 2 * self._grid.reach
-        box = [(low - a / 2, high + a / 2) for (low, high), a in zip(phi.box, away.tolist(), strict=True)]
+        away = self._grid.periods - 2 * self._grid.reach
+        return self._in_box(
+            [(low - a / 2, high + a / 2) for (low, high), a in zip(self._phi.box, away.tolist(), strict=True)]
+        )
+
+    def _in_box(self, box: list[tuple[float, float]]) -> "FourierPosterior":
+        """Posterior on the grid of a box that has the training rows in it."""
+        phi = self._phi
         side = phi.in_box(box).dimension(self.data.rows.shape[1])
         if side > MAX_SIDE:
             raise InputError(
@@ -182,6 +189,16 @@ class FourierPosterior(PrimalPosterior):
         part = (2 * ACCURACY + 3 * (p + 2) * EPS) * self._solution.total * self._grid.unit / self.alpha
         high = found * (1.0 + part) + added if part < 1.0 else np.full(len(found), np.inf)
         return VarianceBounds(found, np.maximum(found * (1.0 - part) - added, 0.0), high)
+
+    def covariance(self, x: Any, progress: Progress) -> Covariance:
+        """See base class; rows outside of the box take a grid that has them in its box."""
+        x, grid = dense(x), self._grid
+        away = grid.away(x)
+        if grid.is_in_limits(away).all():
+            return super().covariance(x, progress)
+        edges = zip(self._phi.box, away.min(axis=0), away.max(axis=0), grid.centre, strict=True)
+        box = [(min(low, float(c + a)), max(high, float(c + b))) for (low, high), a, b, c in edges]
+        return PrimalPosterior.covariance(self._in_box(box), x, progress)
 
     def saved(self) -> SavedPosterior:
         arrays: dict[str, Rows] = {"factor": MemoryRows(self._solution.lower), "coef": MemoryRows(self._solution.coef)}

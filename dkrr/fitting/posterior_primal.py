@@ -10,13 +10,14 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
+from dkrr import blas
 from dkrr.cluster import Progress
 from dkrr.errors import StoreError, warn_inaccurate
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.fold_models import FoldModels, function_of
-from dkrr.fitting.gaussian_process import CholeskyPosterior, Estimate
+from dkrr.fitting.gaussian_process import CholeskyPosterior, Covariance, Estimate
 from dkrr.fitting.posterior_cholesky import Opens, array_of
 from dkrr.fitting.prediction_costs import size_of_normal
 from dkrr.fitting.primal_rows import PrimalRows, not_shown, rows_in_block
@@ -24,11 +25,12 @@ from dkrr.fitting.request_plans import plan_of
 from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.results import SavedPosterior
 from dkrr.fitting.sampled import centre_linear_parts
+from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.result import in_terms_of_alpha
 from dkrr.linalg.solver_settings import Cholesky
 from dkrr.linalg.sums import NormalSolution, sums_of_others
 from dkrr.linalg.variance_bounds import EPS, RELATIVE_WIDTH, VarianceBounds
-from dkrr.planning.predictions import FactorSize
+from dkrr.planning.predictions import ROWS_TOGETHER, FactorSize
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
@@ -112,6 +114,22 @@ class PrimalPosterior(CholeskyPosterior):
         part = self._rounded_fraction
         high = found * (1.0 + part) if part < 1.0 else np.full(len(found), np.inf)
         return VarianceBounds(found, found * (1.0 - part), high)
+
+    def covariance(self, x: Any, progress: Progress) -> Covariance:
+        """See base class: λ (φ − φ̄)ᵀ(A + λI)⁻¹(φ' − φ̄), and λ/W more with an intercept."""
+        features, solution, m = self._rows.features, self._solution, x.shape[0]
+        triangle, half = blas.Triangle(solution.lower, is_shared=True), np.empty((m, features.dimension))
+        for start in range(0, m, ROWS_TOGETHER):
+            block = half[start : start + ROWS_TOGETHER]
+            block[...] = features.matrix(x[start : start + ROWS_TOGETHER])
+            block -= solution.means
+            triangle.solve_right(block)
+            progress.advance(float(block.shape[0]) * features.dimension**2)
+        found = np.full((m, m), self.alpha * solution.inverse_of_total())
+        blas.syrk(found, half, alpha=self.alpha, beta=1.0)
+        mirror_lower(found)
+        progress.advance(float(m) ** 2 * features.dimension)
+        return Covariance(found, np.zeros(m))
 
     @cached_property
     def _rounded_fraction(self) -> float:

@@ -4,7 +4,7 @@ With A = C K C + diag(s), C² = W, and L Lᵀ = A::
 
     v(x) = k(x, x) − ‖L⁻¹ C k_x‖²,    log |A| = 2 Σ log Lᵢᵢ
 
-and with an intercept, whose prior is flat, (1 − cᵀA⁻¹ C k_x)² / cᵀA⁻¹c more.
+and with an intercept, whose prior is flat, (1 − cᵀA⁻¹ C k_x)² / cᵀA⁻¹c more. Covariances are alike, with two rows.
 
 References
 ----------
@@ -17,8 +17,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr import blas
 from dkrr.cluster import Progress, ThreadExecutor
 from dkrr.errors import NotFiniteError
+from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.cholesky import N_SLOTS, Matrix
 from dkrr.linalg.substitution import Substitution, block_cuts, substitution_tasks
 from dkrr.linalg.variance_bounds import ENTRY_ROUNDINGS, EPS, RELATIVE_WIDTH, VarianceBounds, constant_bounds
@@ -30,6 +32,8 @@ MAX_NEGATIVE_FRACTION = 1e-8
 """Largest fraction of k(x, x) by which a variance may be negative from rounding; beyond it is an error."""
 ROWS_MOVED = 256
 """Rows of a block of which columns are moved at a time."""
+ROWS_PER_UPDATE = 2048
+"""Rows of the factor whose part of a covariance is subtracted at once."""
 
 NEAR_VARIANCE_FRACTION = 0.1
 """Variance of rows near training rows, as a fraction of k(x, x), about; for plans."""
@@ -84,12 +88,7 @@ class FactoredPosterior:
         """
         z = self._swept(cross)
         found = prior - np.einsum("ij,ij->j", z, z)
-        bad = found < -MAX_NEGATIVE_FRACTION * np.maximum(prior, 1e-300)
-        if bad.any():
-            raise NotFiniteError(
-                f"a variance is {found[bad][0]:.1e}, negative by more than rounding: λ is too small beside rounding in "
-                f"K, or the kernel is not positive semidefinite; expected a larger alpha"
-            )
+        _refuse_negative(found, prior)
         found = np.maximum(found, 0.0)
         fraction = self._quick_fraction
         quick = np.sqrt((prior - found) * fraction) if fraction < np.inf else np.full(len(found), np.inf)
@@ -104,6 +103,37 @@ class FactoredPosterior:
             bounds.lower[wide] = np.maximum(bounds.lower[wide], near.lower)
             bounds.upper[wide] = np.minimum(bounds.upper[wide], near.upper)
         return bounds
+
+    def covariance(self, cross: Array, prior: Array, progress: Progress) -> Array:
+        """Posterior covariance of some rows for a process of covariance k.
+
+        Parameters
+        ----------
+        cross : ndarray of shape (n, m)
+            C K(X, x) of the rows; overwritten.
+        prior : ndarray of shape (m, m)
+            K(x, x), of which the lower triangle counts; overwritten by the result, and returned.
+        progress : Progress
+            Display with an open stage of `covariance_flops`.
+
+        Raises
+        ------
+        NotFiniteError
+            If a variance is negative by more than rounding.
+        """
+        m, before = len(prior), prior.diagonal().copy()
+        z = self._swept(cross, progress=progress)
+        for start in range(0, len(z), ROWS_PER_UPDATE):
+            strip = z[start : start + ROWS_PER_UPDATE]
+            blas.syrk(prior, strip, transpose=True, alpha=-1.0, beta=1.0)
+            progress.advance(float(len(strip)) * m**2)
+        _refuse_negative(prior.diagonal(), before)
+        if self._intercept_system is not None:
+            w, total, _ = self._intercept_system
+            distance = (1.0 - w @ z)[None, :]
+            blas.syrk(prior, distance, transpose=True, alpha=1.0 / total, beta=1.0)
+        mirror_lower(prior)
+        return prior
 
     def _bounded(self, distance: Array | None, found: Array, prior: Array, rounding: Array) -> VarianceBounds:
         """Bounds from |1 − cᵀA⁻¹ C k_x|, with an intercept, and from roots of the largest |xᵀEx|; all of shape (m,)."""
@@ -172,13 +202,28 @@ class FactoredPosterior:
             total += 2.0 * float(np.log(tile.diagonal()).sum())
         return total if self._intercept_system is None else total + float(np.log(self._intercept_system[1]))
 
-    def _swept(self, x: Array, *, transpose: bool = False) -> Array:
+    def _swept(self, x: Array, *, transpose: bool = False, progress: Progress | None = None) -> Array:
         """L⁻¹ X, or L⁻ᵀ X, in place of X."""
         cuts = block_cuts(self.factor.grid.n_tiles, 2 * self.n_threads)
         sweep = Substitution.in_memory(self.factor, x, cuts, transpose=transpose)
         with ThreadExecutor(self.n_threads) as executor:
-            executor.run(substitution_tasks(sweep, "sweep"), Progress())
+            executor.run(substitution_tasks(sweep, "sweep"), Progress() if progress is None else progress)
         return x
+
+
+def covariance_flops(side: int, m: int) -> float:
+    """Operations of a posterior covariance of m rows, by a factor with `side` rows."""
+    return float(side) * m * (side + m)
+
+
+def _refuse_negative(found: Array, prior: Array) -> None:
+    """Refuse variances that are negative by more than rounding, of shape (m,)."""
+    bad = found < -MAX_NEGATIVE_FRACTION * np.maximum(prior, 1e-300)
+    if bad.any():
+        raise NotFiniteError(
+            f"a variance is {found[bad][0]:.1e}, negative by more than rounding: λ is too small beside rounding in "
+            f"K, or the kernel is not positive semidefinite; expected a larger alpha"
+        )
 
 
 def _brought_forward(z: Array, columns: NDArray[np.intp]) -> Array:

@@ -87,7 +87,7 @@ MEANINGS = by_argument(
         COUNT,
         "max_evaluations max_iter n_components n_features n_nodes n_sample n_targets plan.n_samples plan.n_features",
     ),
-    (COUNT, "chunks max_length rank tile workers"),
+    (COUNT, "chunks k max_length n_candidates rank tile workers"),
     (COUNT | ZERO, "random_state start stop"),
     (COUNT - {"1"}, "Graph.n_nodes RandomFourier.n_components"),
     (NONE | COUNT - {"1"}, "cv n_classes"),
@@ -168,7 +168,17 @@ METHODS = (
     "fit", "fit_path", "predict", "predict_interval", "predict_variance_bounds", "predict_proba", "predict_log_proba",
     "decision_function", "score",
 )  # fmt: skip
-MADE_BY_DKRR = {"FeatureMap", "Kernel", "Optimum", "RunStatus", "SolveResult", "Status", "Table", "Verification"}
+MADE_BY_DKRR = {
+    "FeatureMap",
+    "Kernel",
+    "Optimum",
+    "RunStatus",
+    "SolveResult",
+    "Status",
+    "Suggestion",
+    "Table",
+    "Verification",
+}
 """Public classes that users are given, or derive from, and do not make."""
 
 
@@ -192,7 +202,7 @@ def _good() -> dict[str, Any]:
         "X": rows(), "y": labels(), "alphas": [0.1, 1.0], "model": fitted, "path": "new.npy",
         "base": rbf, "left": rbf, "right": linear, "value": rbf, "kernel": linear, "kernels": [rbf, linear],
         "function": np.sin, "size": 2, "n_nodes": 3, "edges": [(0, 1)], "n_components": 4, "n_features": D,
-        "decay": 0.1, "scale": 2.0, "degree": 2,
+        "k": 1, "decay": 0.1, "scale": 2.0, "degree": 2,
         "gram.kernel": "polynomial", "weights_of.kernel": rbf,
         "load.path": str(folder / "model.zarr"), "open_table.path": str(folder / "table.csv"),
         **{f"{name}.predict.return_std": True for name in ESTIMATORS[:2]},
@@ -267,6 +277,7 @@ def _files() -> tuple[Path, tempfile.TemporaryDirectory[str]]:
         np.save(folder / f"{name}.npy", values)
     (folder / "table.csv").write_text("a,b\n1.0,2.0\n3.0,4.0\n")
     dkrr.save(_fitted("KernelRidge"), folder / "model.zarr")
+    dkrr.save(_fitted("KernelRidge"), folder / "uncertain.zarr", uncertainty=True)
     dkrr.save(dkrr.KernelRidge(kernel="rbf", solver="cg").fit(rows(), targets()), folder / "cg.zarr")
     return folder, owner
 

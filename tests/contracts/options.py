@@ -35,9 +35,9 @@ COUNT = frozenset({"1"})
 POSITIVE = COUNT | {"1.5", "1e30", "10**30"}
 DEGREE = POSITIVE - {"1.5"} | {"0"}
 ACCEPTED = by_argument(
-    (COUNT, "d max_iter n n_targets solver_max_iter tile workers"),
+    (COUNT, "d k max_iter n n_candidates n_targets solver_max_iter tile workers"),
     (COUNT | {"1.5", "1e30", "1,2"}, "plan.alphas"),
-    (COUNT | {"0"}, "shuffle"),
+    (COUNT | {"0"}, "shuffle random_state"),
     (POSITIVE, "gamma extent"),
     (POSITIVE | {"0"}, "alpha"),
     (POSITIVE | {"0", "-1"}, "coef0"),
@@ -76,6 +76,7 @@ def commands(folder: Path) -> dict[str, list[str]]:
         "fit": [*data, "--model", "model.zarr", "--kernel", "polynomial"],
         "select": [*data, "--kernel", "polynomial", "--alphas", "0.1,1", "--cv", "2"],
         "predict": ["--model", model, "--x", x, "--out", "p.npy"],
+        "suggest": [f"{folder}/uncertain.zarr", "--x", x, "--out", "s.csv", "--k", "1"],
         "plan": ["--n", "100", "--d", "3", "--kernel", "polynomial"],
         "info": [model],
         "verify": [model],
@@ -102,7 +103,7 @@ def calls(folder: Path) -> Iterator[tuple[str, Callable[[], None], tuple[str, ..
 def _with_option(name: str, good: Sequence[str], option: click.Parameter, text: str, folder: Path) -> list[str]:
     """Arguments of a call with one option, or the argument, replaced."""
     if isinstance(option, click.Argument):
-        return [name, "--", text]
+        return [name, *good[1:], "--", text]
     arguments = list(good)
     flag = max(option.opts, key=len)
     if flag in arguments:
