@@ -137,7 +137,6 @@ def of(
 
 _README = "README.md"
 _FAST = "docs/explanation/how-fast.md"
-_ELSE = "docs/explanation/something-else.md"
 _FEW = "docs/how-to/few-columns.md"
 _CHOOSE = "docs/how-to/choose.md"
 _COLD = {"what": "dkrr, cold"}
@@ -251,22 +250,6 @@ QUOTES: tuple[Quote, ...] = (
         small=of("ratio", "number", where={"n": 100}),
         dkrr=of("fit_seconds", "seconds", where=_DEFAULT_WAY, step="text"),
         sklearn=of("fit_seconds", "seconds", where={"way": "scikit-learn"}, step="text"),
-    ),
-    quote(
-        _ELSE,
-        "logistic-core",
-        "it took {boosting} to an accuracy of {accuracy}; dkrr's classifier took {dkrr} to {dkrr_accuracy}.",
-        boosting=of("seconds", "seconds", where={"what": "HistGradientBoosting"}),
-        accuracy=of("accuracy", "thousandths", where={"what": "HistGradientBoosting"}),
-        dkrr=of("seconds", "seconds", where={"what": "dkrr, cg"}),
-        dkrr_accuracy=of("accuracy", "thousandths", where={"what": "dkrr, cg"}),
-    ),
-    quote(
-        _ELSE,
-        "fourier-line",
-        "It took {peer} for 10⁶ rows, dkrr with the RBF kernel {dkrr}.",
-        peer=of("seconds", "seconds", where={"peer": "celerite2"}),
-        dkrr=of("dkrr_seconds", "seconds", where={"peer": "celerite2"}),
     ),
     _small(100),
     _small(1000),
@@ -382,21 +365,6 @@ QUOTES: tuple[Quote, ...] = (
         "are within a factor of {half} of the measured time; the worst was wrong by a factor of {worst}.",
         half=of("summary.all.seconds.off", "ratio"),
         worst=of("summary.all.seconds.worst_off", "number"),
-    ),
-    quote(
-        _ELSE,
-        "small",
-        "At 100 rows a fit and a prediction take {time}, {ratio} times scikit-learn's time; from 500 rows",
-        time=of("dkrr.seconds", "seconds", where={"n": 100}),
-        ratio=of("ratio", "number", where={"n": 100}),
-    ),
-    quote(
-        _ELSE,
-        "text",
-        "For {n} text messages a linear classifier of scikit-learn took {sklearn}, dkrr {dkrr}, with the same",
-        n=of("n", "count", where=_DEFAULT_WAY),
-        sklearn=of("fit_seconds", "seconds", where={"way": "scikit-learn"}),
-        dkrr=of("fit_seconds", "seconds", where=_DEFAULT_WAY),
     ),
     *(
         quote(

@@ -424,6 +424,46 @@ STEPS: tuple[Step, ...] = (
         minutes=0.3,
     ),
     Step(
+        "growing",
+        "Growing a model beside fitting all rows again",
+        {
+            "smoke": "benchmarks.growing run --n 400 --rows 60 --batch 20 --growths 3 --store-growths 2 --repeat 1",
+            "small": "benchmarks.growing run --n 4000 --rows 2000 --growths 30 --store-growths 5 --repeat 1",
+            "full": "benchmarks.growing run",
+        },
+        (
+            Column("", "case"),
+            Column("rows", "n", "count"),
+            Column("new", "new", "count"),
+            Column("grown", "seconds", "seconds"),
+            Column("refit", "refit_seconds", "seconds"),
+            Column("ratio", "ratio", "thousandths"),
+            Column("coefficients or deviations differ by", "difference", "exponent"),
+            Column("true residual", "residual", "exponent"),
+            Column("of the refit", "refit_residual", "exponent"),
+            Column("of an updated inverse", "updated_inverse_residual", "exponent"),
+            Column("peak", "peak_bytes", "bytes"),
+            Column("of the refit", "refit_peak_bytes", "bytes"),
+            Column("", "failed"),
+        ),
+        tuple(
+            Goal(f"over a refit, {text}", "ratio", at_most=most, where={"case": case})
+            for case, most, text in (
+                ("more rows", 0.2, "1,000 rows more than 20,000 in a store"),
+                ("few rows", 0.06, "100 rows more than 20,000 in a store"),
+                ("new targets", 0.03, "other targets of 20,000 rows"),
+                ("left out", 0.05, "20 of 20,000 rows left out"),
+                ("active learning", 1 / 15, "active learning to 10,000 rows by 100"),
+                ("residual", 2.0, "residual after 100 growths"),
+                ("residual, small alpha", 2.0, "residual after 100 growths, alpha = 1e-8"),
+                ("residual, store", 2.0, "residual after 20 growths in a store"),
+            )
+        ),
+        notes="Residuals are compared in place of times. The rounds of active learning that are compared are every "
+        "tenth; the refit has uncertainty=True, so that it factors once.",
+        minutes=15.0,
+    ),
+    Step(
         "primal-linear",
         "Primal form: n = 5,000,000 × d = 100 from Zarr within 1 GiB",
         {

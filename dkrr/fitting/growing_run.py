@@ -294,13 +294,10 @@ def _replaced(store: RunStore, run: _Run, entries: dict[str, Any]) -> Claim:
         weights=_entry_of(offer.weights_of(0, offer.n), f"{GROWTH}{number}/"),
     )
     _write_weights(store, offer.weights_of(0, offer.n))
-    layout = described["layout"]
-    form = "primal form" if layout.get("form") == "primal" else "dual form"
-    used = f"in {form} this one begins with what its iterations found"
-    if layout.get("form") == "primal" and layout.get("solver") == "cholesky":
-        used = "in primal form it is replaced, and nothing of it is used"
-    what = "" if offer.n > run.n else ", with other outputs or weights"
-    return Claim(None, (f"the run in the store had {plural(run.n, 'row')}{what}: {used}",))
+    is_start = bool(notes_of_iterations(described["notes"]))
+    used = "what its iterations found is a start" if is_start else "nothing of it is used"
+    what = "" if offer.n > run.n else " and other outputs or weights"
+    return Claim(None, (f"the store had a run of {plural(run.n, 'row')}{what}: {used}",))
 
 
 def _with_factors(store: RunStore, run: _Run, entries: dict[str, Any]) -> Claim:
