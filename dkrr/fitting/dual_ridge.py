@@ -281,7 +281,7 @@ class DirectDual(DualRidge):
 
     def saved(self) -> Mapping[float, SavedPosterior]:
         found = dict[float, SavedPosterior]()
-        if not self._keeps:
+        if not self._keeps or len(self._context.left_out):  # of a factor that has other rows there are no variances
             return found
         left = Left(self.matrix.rows, self._context.temporary, self.matrix.in_memory if self._grows else None)
         for alpha, number in self._numbers.items():
