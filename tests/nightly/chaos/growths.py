@@ -41,8 +41,8 @@ SHARES = {"disk": 5, "bucket": 2, "workers": 2, "memory": 1}
 N_ROWS, N_COLUMNS = 640, 3
 N_STEPS = 7
 TOLERANCE = 1e-9
-"""Largest difference of coefficients from those of a new fit, relative to the largest of them; of an intercept, which is
-a small difference of large numbers, ten times as much of the targets."""
+"""Largest difference of coefficients from those of a new fit, relative to the largest of them; of an intercept, a small
+difference of large numbers, ten times as much of the targets."""
 MAX_RESIDUAL = 1e-9
 FORK_SECONDS = 120.0
 WRITES = ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate")
