@@ -120,7 +120,9 @@ class Call:
 def drawn_problem(rng: Random) -> Problem:
     """Half weighted, a third with an intercept, a third in float32."""
     in_float32, n_targets = bool(rng.random() < 1 / 3), int(rng.integers(1, 4))
-    low = -2 if in_float32 else -6
+    weights = rng.uniform(0.3, 3.0, N_ROWS) if rng.random() < 0.5 else None
+    # α is that of a new fit to 1e-9 where λ / w is at least 1e-6: with less, rounding of either fit is as large.
+    low = -2.0 if in_float32 else -6.0 if weights is None else -5.5
     alphas = 10.0 ** rng.uniform(low, 0, n_targets)
     several = n_targets > 1 and rng.random() < 0.3
     settings: dict[str, Any] = {
@@ -132,7 +134,6 @@ def drawn_problem(rng: Random) -> Problem:
         "tol": 1e-12 if in_float32 else 1e-8,
         "tile": int(rng.integers(24, 120)),
     }
-    weights = rng.uniform(0.3, 3.0, N_ROWS) if rng.random() < 0.5 else None
     return Problem(rng.normal(size=(N_ROWS, N_COLUMNS)), weights, settings, n_targets)
 
 
