@@ -242,9 +242,9 @@ def in_fork(folder: Path, work: Callable[[], Any], number: int = 0, seconds: flo
         return None
     if status != 0:
         raise TimeoutError(f"a fit ended with status {status} after {time.monotonic() - start:.0f} s")
-    value, error, count = pickle.loads(file.read_bytes())
-    if error is not None:
-        raise error
+    value, raised, count = pickle.loads(file.read_bytes())
+    if raised is not None:
+        raise raised
     return value, count
 
 
@@ -315,7 +315,7 @@ class Sequence:
             verified, status = dkrr.verify(self.url), dkrr.status(self.url)
             from dkrr.store.format import read_group
 
-            found = read_group(self.url)
+            found = read_group(self.url) or {}
             keys = [task.key for task in model.solve_result_.record.tasks if task.key.startswith("L-")]
             is_good = verified.is_whole and status.is_finished
             return Answer(
@@ -393,7 +393,8 @@ class Sequence:
     def _described(self) -> tuple[list[int], list[str]]:
         from dkrr.store.format import read_group
 
-        return list(read_group(self.url)["fingerprint"]["lengths"]), list(map(str, dkrr.verify(self.url).damage))
+        found = read_group(self.url) or {}
+        return list(found["fingerprint"]["lengths"]), list(map(str, dkrr.verify(self.url).damage))
 
 
 def _distance(found: Array, expected: Array) -> float:
