@@ -14,7 +14,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -31,6 +31,8 @@ from dkrr.solvers import ConjugateGradient, Float32Cholesky
 from tests import s3
 from tests.nightly.chaos.kills import shared_cluster
 from tests.nightly.chaos.outcomes import Outcome, of_error
+from tests.nightly.chaos.processes import started
+from tests.processes import free_port
 
 Array = NDArray[np.float64]
 Random = np.random.Generator
@@ -491,16 +493,20 @@ def sequences(seed: int) -> Iterator[str]:
 
 @cache
 def _server() -> str:
-    """Server of buckets, with one bucket; it ends with this process."""
-    stack = ExitStack()
-    host = stack.enter_context(s3.s3_server())
+    """Host of a server of buckets, with one bucket; it ends with this process."""
+    port, folder = free_port(), Path(tempfile.mkdtemp(prefix="growths-server-"))
+    host = f"127.0.0.1:{port}"
+    server = started([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], folder / "log", {})
     os.environ.update(s3.variables(host))
-    s3.request(host, "PUT", "/growths")
-    _stacks.append(stack)
-    return host
-
-
-_stacks: list[ExitStack] = []
+    end = time.monotonic() + FORK_SECONDS
+    while True:
+        try:
+            s3.request(host, "PUT", "/growths")
+            return host
+        except OSError:
+            if server.poll() is not None or time.monotonic() > end:
+                raise
+            time.sleep(0.1)
 
 
 def trial(place: str, seed: int, number: int) -> dict[str, Any]:
