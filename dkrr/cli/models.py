@@ -18,7 +18,7 @@ from dkrr.errors import DkrrError, InputError, InputTypeError, is_transient
 
 logger = logging.getLogger("dkrr")
 
-ROW_OPTIONS = "columns exclude numeric drop_missing standardize one_hot unknown impute"
+ROW_OPTIONS = "columns exclude numeric drop_missing standardize one_hot unknown impute transformer"
 MODEL_OPTIONS = (
     "kernel gamma degree coef0 kernel_param alpha logistic one_vs_rest fit_intercept form solver tol solver_max_iter "
     "memory_limit tile store scheduler"
@@ -34,7 +34,7 @@ NEW_ROWS_OPTIONS = {"x", "columns", "model", "proba", "std", "interval", "memory
 """Options of a plan of predictions."""
 KERNEL = ("kernel", "gamma", "degree")
 """Options of which a search takes several values."""
-INPUTS = ("x", "y", "sample_weight")
+INPUTS = ("x", "y", "sample_weight", "transformer")
 NO_MATTER = ("model", "out", "overwrite", "store", "memory_limit", "tile", "json", "quiet")
 """Options that change where and how a result is computed and what is printed, not the result; but for inputs."""
 SIZES = ("n_targets", "n_classes", "workers", "worker_memory", "cores")
@@ -405,7 +405,7 @@ def _check_places(given: Mapping[str, Any]) -> None:
 
     outputs = {f"--{name}": given.get(name) for name in ("model", "store", "out")}
     inputs = {"--x": given["x"], "--y": given["y"], "--sample-weight": given["sample_weight"]}
-    refuse_enclosing(outputs, inputs)
+    refuse_enclosing(outputs, inputs)  # --transformer may name the model that is replaced: it has been read by then
     if given["model"] is not None:
         with named("--model"):
             check_model_path(given["model"], overwrite=given["overwrite"], name="--model")
@@ -550,7 +550,17 @@ def _training_rows(given: Mapping[str, Any]) -> tuple[Any, Any]:
     one_hot, unknown, impute = given["one_hot"], given["unknown"], given["impute"]
     if unknown is not None and one_hot is None:
         raise InputError("--unknown is given without --one-hot; give --one-hot with it")
-    if one_hot is None and not given["standardize"] and impute is None:
+    learned = one_hot is not None or given["standardize"] or impute is not None
+    if given["transformer"] is not None:
+        if learned:
+            raise InputError(
+                "--transformer is given with --standardize, --one-hot or --impute, which are fitted to --x; expected "
+                "--transformer alone, whose steps are those of its model"
+            )
+        if X is None:
+            raise InputError("--transformer is given without --x; expected --x with it")
+        return X, _fitted_transformer(given["transformer"])
+    if not learned:
         return X, None
     if X is None:
         raise InputError("--standardize, --one-hot or --impute is given without --x; expected --x with them")
@@ -558,6 +568,21 @@ def _training_rows(given: Mapping[str, Any]) -> tuple[Any, Any]:
 
     encoded = _encoded(X, given)
     return X, ColumnSteps(encoded, given["standardize"], impute, takes_unknown=unknown == "zeros")
+
+
+def _fitted_transformer(path: str) -> Any:
+    """Fitted transformer of a saved model."""
+    import dkrr as library
+
+    url = location(path, "--transformer", "the path or URL of a saved model with a transformer", is_kept=True)
+    with named("--transformer"):
+        model = library.load(url)
+    if not hasattr(model, "transformer_"):
+        raise InputError(
+            f"--transformer is {shown(path)}, a model without a transformer; expected one that was fitted with "
+            f"--standardize, --one-hot or --impute, or in Python with transformer="
+        )
+    return model.transformer_
 
 
 def _without_missing(table: Any, given: Mapping[str, Any]) -> Any:

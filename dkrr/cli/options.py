@@ -70,6 +70,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         ["error", "zeros"], "With --one-hot: what another value is in new rows, an error or zeros.  [default: error]"
     ),
     "impute": _value(["mean", "median"], "Fill missing numbers."),
+    "transformer": _value("PATH", "Saved model whose fitted steps for columns are used as they are."),
     "plan.x": _value("PATH", "Training rows; of more than 256 MiB only sizes and a sample are read."),
     "predict.x": _value("PATH", "Rows to predict."),
     # Sizes instead of data
@@ -180,7 +181,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 GROUPS = {
     "Data": "config predict.model x y sample_weight columns exclude numeric drop_missing standardize one_hot unknown "
-    "impute rows keep n d n_targets n_classes extent",
+    "impute transformer rows keep n d n_targets n_classes extent",
     "Model": "kernel gamma degree coef0 kernel_param alpha alphas alpha_per_target fit_intercept logistic one_vs_rest "
     "class_weight cv shuffle scoring train_sizes",
     "Solver and resources": "form solver tol solver_max_iter max_iter memory_limit tile store scheduler workers "

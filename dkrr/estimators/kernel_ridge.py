@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import r2_score
 from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import validate_data
@@ -30,12 +31,11 @@ from dkrr.estimators.kernel_estimator import (
 from dkrr.estimators.search import check_groups, checked_folds
 from dkrr.estimators.typed import MultiOutputMixin, RegressorMixin
 from dkrr.fitting.fitted_function import FittedFunction
-from dkrr.fitting.growth import GrownSums, grown, sums_of
+from dkrr.fitting.grown_factor import Grown, GrownFactor, grow
 from dkrr.fitting.intervals import CrossValidationIntervals
 from dkrr.fitting.posteriors import Posteriors, Variances
 from dkrr.fitting.prediction import Advance, at_once, by_blocks, is_in_blocks, predict
 from dkrr.fitting.prediction_plans import Asked, plan_of_rows
-from dkrr.fitting.request_plans import FEATURES_REMEDY
 from dkrr.fitting.requests import (
     INTERVAL_FOLDS,
     FitRequest,
@@ -47,7 +47,6 @@ from dkrr.fitting.requests import (
     refuse_extreme_weights,
 )
 from dkrr.fitting.run import Fit, fit
-from dkrr.fitting.sampled import with_bounding_box
 from dkrr.kernels import Kernel
 from dkrr.planning.predictions import PredictionPlan
 from dkrr.planning.uncertainty import UncertaintyPlan
@@ -86,8 +85,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     _known_posteriors: Posteriors | partial[Posteriors] | None = None
     """Posteriors of the last fit, or what makes them when they are first asked for; None on models that were saved
     without what these are made of."""
-    _grown: GrownSums | None = None
-    """Sums over the rows of all calls of `partial_fit`; None after `fit`."""
+    _grown: Grown | None = None
+    """What is kept of the rows of all calls of `partial_fit`; None after `fit`."""
     _folds: Folds | None = None
     """Folds of the search that chose the model."""
     _own_folds: Folds | None = None
@@ -511,10 +510,11 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     def _posteriors(self) -> Posteriors:
         """Posteriors of the last fit, with the limit of memory and the display that the estimator has now."""
         self._check_fitted()
-        if self._grown is not None:
+        if self._grown is not None and not self._grown.keeps_rows:
             raise InputError(
-                "the model was grown by partial_fit, which keeps sums and not the rows, and uncertainties need them; "
-                "expected a model of all rows at once: give all rows to fit"
+                "the model was grown by partial_fit in primal form, which keeps sums and not the rows, and "
+                "uncertainties need them; expected form='dual' from the first call on, or a model of all rows at once: "
+                "give all rows to fit"
             )
         known = self._made_posteriors()
         if known is None:
@@ -589,18 +589,20 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         return X, settings, rows, y, weights
 
     def _take_fit(
-        self, fitted: Fit, request: FitRequest, X: Any, *, is_vector: bool, sums: GrownSums | None = None
+        self, fitted: Fit, request: FitRequest, X: Any, *, is_vector: bool, found: Grown | None = None
     ) -> None:
-        """Set the fitted attributes of a fit; with sums of one that grows, whose rows are not kept."""
+        """Set the fitted attributes of a fit; with what is kept of the rows of one that grows."""
         (model,) = fitted.models
-        self._grown, self._known_posteriors = sums, model.posteriors
+        self._grown, self._known_posteriors = found, model.posteriors
         assert model.norms is not None
         self._take(model.function, model.dual_coef, is_vector=is_vector)
         self.rkhs_norm_ = float(model.norms[0]) if is_vector else model.norms
         self.solve_result_ = model.result
         self.n_iter_ = model.result.iterations if fitted.plan.chosen.solver == "cg" else None
         self._finish(fitted, request.rows, X)
-        if sums is None and model.posteriors is None:
+        if found is not None and not found.keeps_rows:
+            del self.X_fit_
+        if found is None and model.posteriors is None:
             targets = request.outputs
             assert isinstance(targets, Targets)
             request = replace(request, features=fitted.plan.chosen.features)
@@ -845,11 +847,12 @@ class KernelRidge(RidgeRegressor):
         return self
 
     def partial_fit(self, X: RowsLike, y: TargetsLike, sample_weight: WeightsLike | None = None) -> Self:
-        """Fit the model to the rows so far and to these: as `fit` of all of them, to rounding, without keeping rows.
+        """Fit the model to the rows so far and to these: as `fit` of all of them, to rounding.
 
-        The rows so far are those since the last `fit` or, without one, since the first call. The
-        model is in primal form (kernels with explicit features, and Fourier grids), and keeps sums
-        over the rows: (D, D) numbers for D features, whatever the number of rows.
+        The rows so far are those since the last `fit` or, without one, since the first call. In dual
+        form the rows and a Cholesky factor are kept in memory, and m rows more take about the
+        fraction 3 m / n of the operations of a fit of all n. In primal form only sums over the rows
+        are kept, (D, D) numbers for D features, whatever the number of rows.
 
         Parameters
         ----------
@@ -868,38 +871,54 @@ class KernelRidge(RidgeRegressor):
         Raises
         ------
         InputError
-            If the kernel has no explicit features, or learns from the rows; if the kernel or
-            `fit_intercept` are not those of the first call; for rows outside of the box of a Fourier
-            grid; with `transformer`, `store`, `tile`, `uncertainty`, solver="cg" or form="dual"; for
-            loaded models. The message says what to do.
+            If the kernel is "precomputed" or learns from the rows; if the kernel or `fit_intercept`
+            are not those of the first call; for rows outside of the box of a Fourier grid; with
+            `transformer` (but not FrozenEstimator of scikit-learn), `store`, `tile` or solver="cg";
+            with form="dual" or `uncertainty` once the model is in primal form; for loaded models.
+            The message says what to do.
         MemoryLimitError
-            If the sums do not fit in memory.
+            If the factor of all rows, or the sums, do not fit in memory.
         NotPositiveDefiniteError
-            If the matrix is not positive definite, as with `alpha` = 0 and fewer rows than features.
+            If the matrix is not positive definite, as with `alpha` = 0 and repeated rows.
 
         Warns
         -----
         ConvergenceWarning
-            If rounding in the sums may change predictions by more than 1e-6 of the targets.
+            In dual form as `fit`; in primal form if rounding in the sums may change predictions by
+            more than 1e-6 of the targets.
 
         Notes
         -----
-        A call that raises leaves the model as it was, and may be repeated. `alpha` may be changed
-        between calls by `set_params`: it is not part of the sums.
+        A call that raises leaves the model as it was, and may be repeated. Larger data grow in a
+        store: ``fit`` of all rows with `store`, as often as there are more.
+
+        Form. "auto" takes the dual form for kernels without explicit features (RBF and others),
+        with `uncertainty`, and while there are fewer rows than features; then the primal form.
+        Once a model is in primal form it remains there. RBF kernels of at most three columns take
+        a Fourier grid with form="primal" only: rows outside of its box, which is that of the rows
+        so far unless it is given, as ``kernel=FourierGrid(RBF(gamma=2.0), box=[(0.0, 1.0)])`` of
+        `dkrr.features`, would be refused. Other features are those of the first call too: the
+        centres of Nystroem stay (a message of `solve_result_` says so).
+
+        Dual form. Attributes and methods are those after ``fit(uncertainty=True)``: standard
+        deviations, the likelihood and leave-one-out residuals take the factor that is kept, and
+        `solve_result_.residual` is the true one. The first call after `fit` factors all rows,
+        unless there is a factor in float64 in memory: of ``uncertainty=True``, or of standard
+        deviations. Another `alpha` means another factor: all rows are factored once more, and a
+        message of `solve_result_` says so. Pickle keeps the rows, and not the factor, which the
+        next call makes anew.
+
+        Primal form. `alpha` may be changed between calls by `set_params`: it is not part of the
+        sums. `solve_result_.residual` is that of the normal equations, since a residual of the dual
+        system needs all rows. Unavailable are `dual_coef_`, `X_fit_`, standard deviations,
+        intervals, the likelihood and leave-one-out residuals. Pickle keeps the sums.
 
         To forget earlier rows by a factor γ in every call, give call k, from 0, the weights wᵢ γ⁻ᵏ
-        and alpha = λ γ⁻ᵏ: that is the fit with weights wᵢ γᵐ of rows that are m calls old, and with
-        λ. Call `fit` before the weights exceed 1e30.
+        and alpha = λ γ⁻ᵏ, with form="primal": that is the fit with weights wᵢ γᵐ of rows that are m
+        calls old, and with λ. Call `fit` before the weights exceed 1e30.
 
-        Features are those of the first call: the centres of Nystroem stay (a message of
-        `solve_result_` says so), and so does the box of a Fourier grid, which is that of the first
-        rows unless it is given, as ``kernel=FourierGrid(RBF(gamma=2.0), box=[(0.0, 1.0)])`` of
-        `dkrr.features`. Rows to predict must then be in the box, too.
-
-        `solve_result_.residual` is that of the normal equations, since a residual of the dual system
-        needs all rows; `plan_` has the time and memory of the call. Unavailable are `dual_coef_`, `X_fit_`,
-        standard deviations, intervals, the likelihood and leave-one-out residuals: for these give
-        all rows to `fit`. A saved and loaded model predicts, and does not grow; pickle keeps the sums.
+        `plan_` has the time and memory of the call. A saved and loaded model predicts, and does not
+        grow.
 
         References
         ----------
@@ -911,18 +930,18 @@ class KernelRidge(RidgeRegressor):
         >>> import numpy as np
         >>> from dkrr import KernelRidge
         >>> rng = np.random.default_rng(0)
-        >>> X, y = rng.normal(size=(900, 3)), rng.normal(size=900)
-        >>> model = KernelRidge(kernel="polynomial", degree=2)
+        >>> X, y = rng.normal(size=(900, 5)), rng.normal(size=900)
+        >>> model = KernelRidge(kernel="rbf")
         >>> for day in range(3):
         ...     rows = slice(300 * day, 300 * (day + 1))
         ...     model = model.partial_fit(X[rows], y[rows])
-        >>> again = KernelRidge(kernel="polynomial", degree=2).fit(X, y)
+        >>> again = KernelRidge(kernel="rbf").fit(X, y)
         >>> bool(np.allclose(model.predict(X), again.predict(X), rtol=1e-10))
         True
         """
         X, y, sample_weight = with_columns(X, y, sample_weight)
         kernel = self._growing_kernel()
-        known = self._sums_so_far(kernel)
+        known = self._grown_so_far(kernel)
         if known is None:
             X, settings, rows, y, weights = self._checked_targets(X, y, sample_weight)
             if self.__dict__.pop("_learned", None) is not None:
@@ -936,9 +955,10 @@ class KernelRidge(RidgeRegressor):
         values = as_columns(y)
         targets = Targets(values, checked_alphas(self.alpha, values.shape[1]))
         request = FitRequest(settings, rows, targets, weights)
-        found, fitted = grown(known, request, kernel, self.progress)
-        self._take_fit(fitted, request, X, is_vector=y.ndim == 1, sums=found)
-        del self.X_fit_
+        found, fitted = grow(known, request, kernel, self.progress)
+        if isinstance(found, GrownFactor):
+            request = found.posteriors.given
+        self._take_fit(fitted, request, X, is_vector=y.ndim == 1, found=found)
         return self
 
     def _growing_kernel(self) -> Kernel:
@@ -952,52 +972,51 @@ class KernelRidge(RidgeRegressor):
         kernel, rest = self._kernel(), "give all rows to fit"
         if kernel.is_precomputed:
             raise InputError(
-                f"kernel is 'precomputed', and partial_fit sums the features of rows; expected a kernel that has "
-                f"some: {FEATURES_REMEDY}"
+                f"kernel is 'precomputed', and partial_fit computes the kernel between the rows so far and new ones; "
+                f"expected a kernel of dkrr or a function of rows, or {rest}"
             )
-        if self.transformer is not None:
+        if self.transformer is not None and not isinstance(self.transformer, FrozenEstimator):
             raise InputError(
-                f"transformer is {shown(self.transformer)}, which learns from all rows; expected None: give "
-                f"transformed rows to partial_fit, or {rest}"
+                f"transformer is {shown(self.transformer)}, which learns from all rows; expected None or a fitted one, "
+                f"FrozenEstimator(fitted) of sklearn.frozen: give transformed rows to partial_fit, or {rest}"
             )
-        for name, unset in (("store", None), ("tile", None), ("uncertainty", False)):
+        for name, unset in (("store", None), ("tile", None)):
             if (value := getattr(self, name)) is not unset:
                 raise InputError(
-                    f"{name} is {shown(value)}, and partial_fit keeps sums in memory and no rows; expected "
-                    f"{name}={unset}, or {rest}"
+                    f"{name} is {shown(value)}, and partial_fit keeps everything in the memory of this process; "
+                    f"expected {name}={unset}, or {rest}, which grows the run of its store"
                 )
+        if self.uncertainty == "intervals":
+            raise InputError(
+                f"uncertainty is 'intervals', and partial_fit does not compute models without folds in every call; "
+                f"expected True: predict_interval computes them when it is first called, or {rest}"
+            )
         return kernel
 
-    def _sums_so_far(self, kernel: Kernel) -> GrownSums | None:
-        """Sums of earlier rows: those that are kept, or those of the rows of the last fit; None without a model."""
+    def _grown_so_far(self, kernel: Kernel) -> Grown | None:
+        """What is kept of earlier rows, or those of the last fit; None without a model."""
         if "_model" not in vars(self):
             return None
         if "plan_" not in vars(self):
             raise InputError(
                 "the model was loaded, and a saved model holds neither sums nor all of the fit; expected a model that "
-                "was fitted here (pickle keeps the sums): give all rows to fit"
+                "was fitted here (pickle keeps what grows): give all rows to fit"
             )
-        known, asked = self._grown, kernel
-        if known is not None:
-            before, has_intercept = known.asked, known.space.fit_intercept
-        else:
-            given = self._posteriors().given
-            if given.learned is not None:
-                raise _learns(given.learned.kernel)
-            before, has_intercept = given.settings.kernel, given.settings.fit_intercept
-            asked = with_bounding_box(kernel, given.rows)
+        known = self._grown
+        if known is None:
+            posteriors = self._posteriors()
+            if posteriors.given.learned is not None:
+                raise _learns(posteriors.given.learned.kernel)
+            known = GrownFactor.of_fit(kernel, posteriors)
         for name, old, new in (
-            ("kernel", before, asked),
-            ("fit_intercept", has_intercept, self.fit_intercept),
+            ("kernel", known.asked, kernel),
+            ("fit_intercept", known.fit_intercept, self.fit_intercept),
         ):
             if old != new:
                 raise InputError(
                     f"{name} is {shown(new)}, and the rows so far were fitted with {shown(old)}; expected no other "
                     f"than that in partial_fit: give all rows to fit"
                 )
-        if known is None:
-            request = FitRequest(self._settings(asked), given.rows, given.outputs, given.weights)
-            known = sums_of(request, kernel, self.progress)
         return known
 
     def _further_targets(self, y: Any) -> NDArray[np.float64]:

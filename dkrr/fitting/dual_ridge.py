@@ -247,6 +247,7 @@ class DirectDual(DualRidge):
         """Factors that are kept, for standard deviations or further batches, by the numbers of their systems."""
         self._is_deleted = not (self._keeps or context.storage.keeps)
         """A system is deleted in the storage once it is solved: no run resumes it, and nothing takes its factor."""
+        self._grows = context.kept is not None
 
     def solve(self, system: RidgeSystem) -> None:
         """Solve a system."""
@@ -289,8 +290,9 @@ class DirectDual(DualRidge):
 
     def saved(self) -> Mapping[float, SavedPosterior]:
         found = dict[float, SavedPosterior]()
-        if not self._keeps:
+        if not self._keeps or len(self._context.left_out):  # of a factor that has other rows there are no variances
             return found
+        left = Left(self.matrix.rows, self._context.temporary, self.matrix.in_memory if self._grows else None)
         for alpha, number in self._numbers.items():
             systems, shift, factor = self.matrix.systems, self._shift_of(alpha), self._factors.get(number)
             if factor is None:  # an earlier run has solved all of its batches
@@ -298,7 +300,7 @@ class DirectDual(DualRidge):
             matrix, diagonal = factor.matrix, systems.diagonal + shift
             numbers = {"form": "dual", "tile": matrix.grid.tile, "panel": matrix.grid.panel}
             arrays: dict[str, Rows] = {"factor": TriangleRows(matrix), "diagonal": MemoryRows(diagonal[:, None])}
-            found[alpha] = SavedPosterior(numbers, arrays, Left(self.matrix.rows, self._context.temporary))
+            found[alpha] = SavedPosterior(numbers, arrays, left)
         return found
 
 

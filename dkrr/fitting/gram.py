@@ -241,13 +241,17 @@ class FactoredGram(GramMatrix):
             whole = kept.matrix
         return whole if kept is None else whole.leaving_out(kept.left_out)
 
+    @property
+    def in_memory(self) -> InMemoryMatrix | None:
+        """The matrix where its tiles stay in memory beside its factors."""
+        source = getattr(self.systems, "source", None)
+        return source if isinstance(source, InMemoryMatrix) else None
+
     def operator(self) -> Operator:
-        systems = self.systems
+        systems, in_memory = self.systems, self.in_memory
         if isinstance(systems, SquareMatrix):
             return systems
-        if isinstance(systems, MemorySystems) and isinstance(systems.source, InMemoryMatrix):
-            return systems.source
-        return self._operator(self._tiles(), tile=self._products_tile)
+        return in_memory if in_memory is not None else self._operator(self._tiles(), tile=self._products_tile)
 
     def factors(
         self,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,6 +79,12 @@ class GrownSums:
     """Rows so far."""
     weights: NDArray[np.intp]
     """Rows of positive weight so far, by the power of two of their weight: those with half of it up to it."""
+    keeps_rows: ClassVar[bool] = False
+
+    @property
+    def fit_intercept(self) -> bool:
+        """Whether the models have an intercept."""
+        return self.space.fit_intercept
 
     @property
     def n_positive(self) -> int:
@@ -194,7 +200,7 @@ def grown(known: GrownSums | None, request: FitRequest, asked: Kernel, show: boo
     plan = replace(plan, problem=problem)
     model = fitted_model(data, plan, solution, context, begun)
     if not model.result.status.is_good:
-        warn_inaccurate(shortfall(model.result, plan), stacklevel=3)
+        warn_inaccurate(shortfall(model.result, plan), stacklevel=4)
     return found, Fit(plan, (model,))
 
 

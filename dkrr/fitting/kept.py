@@ -44,7 +44,7 @@ class Kept:
         return GROWING_TILE if found is None or found.grid.n_tiles == 1 else found.grid.tile
 
     def extended(self, scale: Array | None, n: int) -> Array | None:
-        """√w with which the factor has its rows and takes the others of n, of shape (n,); `scale` is that of the data."""
+        """√w of the rows of the factor and of the others of n, of shape (n,); `scale` is that of the data."""
         if self.scale is None:
             return scale
         own = np.ones(n) if scale is None else scale

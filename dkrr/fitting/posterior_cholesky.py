@@ -31,7 +31,6 @@ from dkrr.fitting.tiled_folds import errors_in_tiles, stored_context
 from dkrr.linalg.cholesky import Matrix
 from dkrr.linalg.cross_gram_products import ComputedCrossGram, cross_gram
 from dkrr.linalg.held_out import HeldOutErrors, columns_at_once
-from dkrr.linalg.in_memory_cholesky import memory_grid
 from dkrr.linalg.posterior import FactoredPosterior
 from dkrr.linalg.result import in_terms_of_alpha
 from dkrr.linalg.solver_settings import Cholesky
@@ -91,6 +90,11 @@ class DualPosterior(CholeskyPosterior):
         self._factored = FactoredPosterior(factor, constant, self._threads, float(shift.min()), diagonal)
         self._right = (self.data.targets - self._means) * self._scale[:, None]
         self._matrix_factor, self._constant, self._memory_limit = factor, constant, request.settings.memory_limit
+
+    @property
+    def factor(self) -> Matrix:
+        """L of diag(c) K diag(c) + diag(s)."""
+        return self._matrix_factor
 
     @property
     def _room(self) -> int:
@@ -153,7 +157,7 @@ class DualPosterior(CholeskyPosterior):
     def fold_models(self, folds: Sequence[Numbers], context: Context | None = None) -> FoldModels:
         factor, bytes_in_memory = self._matrix_factor, 8.0 * self.data.n * columns_at_once(self.data.n, len(folds))
         # By the tiles, not by where they are: those of a factor in a store are in memory where a saved model is loaded.
-        in_memory = factor.grid == memory_grid(self.data.n) and bytes_in_memory <= self._room
+        in_memory = factor.grid.panel == factor.grid.tile and bytes_in_memory <= self._room
         progress = Progress() if context is None else context.progress
         with ThreadExecutor(self._threads) as executor:
             left_out = self._left_out(executor)

@@ -27,6 +27,7 @@ from dkrr.fitting.context import Context, progress_of
 from dkrr.fitting.fold_models import FoldModels, SavedFolds, name_of
 from dkrr.fitting.gaussian_process import Array, CholeskyPosterior, Numbers, Posterior
 from dkrr.fitting.intervals import CrossValidationIntervals, RefittedFolds, refitted
+from dkrr.fitting.kept import Kept
 from dkrr.fitting.posterior_cg import IteratedPosterior
 from dkrr.fitting.posterior_cholesky import DualPosterior
 from dkrr.fitting.posterior_fourier import FourierPosterior
@@ -50,6 +51,7 @@ from dkrr.kernels import Kernel, Polynomial, Sigmoid
 from dkrr.kernels.kernel_features import feature_map, parts_of
 from dkrr.linalg.held_out import folds_flops
 from dkrr.linalg.posterior import takes_second_sweep
+from dkrr.linalg.triangle import TriangleRows
 from dkrr.linalg.variance_bounds import VarianceBounds
 from dkrr.machine.detection import detect
 from dkrr.planning import Plan
@@ -57,7 +59,7 @@ from dkrr.planning.predictions import ROWS_TOGETHER, Deviations
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.uncertainty import UncertaintyPlan
-from dkrr.store import TileGrid
+from dkrr.store import MemoryMatrix, TileGrid
 from dkrr.store.paths import local_path
 from dkrr.text import format_seconds
 
@@ -95,7 +97,7 @@ class Posteriors:
             changes["form"] = "primal"
         elif kernel.is_plain or feature_map(kernel, request.rows.shape[1]) is None:  # no grid was worth it
             changes["form"] = "dual"
-        request = replace(request, settings=replace(request.settings, **changes), folds=(), posteriors=None)
+        request = replace(request, settings=replace(request.settings, **changes), folds=(), posteriors=None, kept=None)
         outputs = request.outputs
         assert isinstance(outputs, Targets)
         self._given, self._request, self._outputs, self._is_prepared = request, request, outputs, False
@@ -206,6 +208,35 @@ class Posteriors:
         """Posteriors for the variances of `n_rows` rows, or for the likelihood (0)."""
         self._prepare()
         return [(columns, self._chosen(alpha, columns, n_rows)) for alpha, columns in self._groups]
+
+    @property
+    def kernel(self) -> Kernel:
+        """Kernel of the fit, with what it drew from the rows and its origins."""
+        return self._kernel
+
+    @property
+    def has_factor(self) -> bool:
+        """Whether the fit, or an earlier question, has left a factor of the dual form in this process's memory."""
+        return any(self._factor_in_memory(alpha) is not None for alpha, _ in self._groups)
+
+    def kept(self, alphas: Sequence[float]) -> Kept | None:
+        """What a fit of these rows and more takes: factors of all values of λ, in memory; None unless all exist."""
+        found = [self._factor_in_memory(alpha) for alpha in sorted(set(alphas))]
+        factors = {f"system-{k}": factor for k, factor in enumerate(found) if factor is not None}
+        if len(factors) < len(found):
+            return None
+        left = (saved.left for saved in self._saved.values())
+        matrix = next((one.matrix for one in left if one is not None and one.matrix is not None), None)
+        return Kept(len(self._outputs.values), factors.get, matrix)
+
+    def _factor_in_memory(self, alpha: float) -> MemoryMatrix | None:
+        saved, known = self._saved.get(alpha), self._factored.get(alpha)
+        factor: Any = None
+        if isinstance(known, DualPosterior):
+            factor = known.factor
+        elif saved is not None and isinstance(saved.arrays["factor"], TriangleRows):
+            factor = saved.arrays["factor"].factor
+        return factor if isinstance(factor, MemoryMatrix) else None
 
     def _with_factor(self, alpha: float, columns: Numbers) -> CholeskyPosterior:
         if alpha not in self._factored:

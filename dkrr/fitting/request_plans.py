@@ -28,7 +28,8 @@ from dkrr.planning.planner import choose
 from dkrr.planning.problem import Because, Problem
 from dkrr.planning.reason import NO_REASON, Reason
 from dkrr.planning.resources import Resources
-from dkrr.text import format_bytes
+from dkrr.planning.strategy import Strategy
+from dkrr.text import format_bytes, plural
 
 SOON_SECONDS = 0.02
 """A fit in dual form that takes no longer is not compared with a grid."""
@@ -44,6 +45,7 @@ GROWS = Because(
     form=Reason("grows", "primal, since sums of features are kept for further rows, and not the rows"),
     solver=Reason("grows", "sums in the calling process, and a factor of them"),
 )
+KEEPS_FACTOR = Reason("keeps-factor", "rows and a factor in float64 are kept in the calling process for further rows")
 FEATURES_REMEDY = (
     "give a kernel with explicit features (linear, polynomial, or RandomFourier(RBF(), 2000) and Nystroem(RBF(), 2000) "
     "of dkrr.features), or give all rows to fit"
@@ -262,43 +264,103 @@ def plan_of_sums(request: FitRequest) -> tuple[FitRequest, Plan]:
         If the sums do not fit in memory.
     """
     settings = request.settings
-    if isinstance(settings.solver, ConjugateGradient):
-        raise InputError(
-            "solver is 'cg', and partial_fit keeps sums whose matrix it factors; expected solver='cholesky' or "
-            "'auto': or give all rows to fit"
-        )
-    if settings.form == "dual":
-        raise InputError(
-            "form is 'dual', and partial_fit keeps sums of features and not the rows; expected form='primal' or "
-            "'auto': or give all rows to fit"
-        )
-    request = replace(request.with_settings(form="primal", solver=Cholesky(), store=None), because=GROWS)
-    resources = detect(settings.memory_limit, None, rows=request.rows.url)
-    resources = replace(resources, confined="in the calling process, which keeps the sums")
+    request = replace(
+        _factored(request, "keeps sums whose matrix it factors").with_settings(form="primal"), because=GROWS
+    )
+    resources = _here(request, "which keeps the sums")
     try:
-        try:
-            plan = plan_of(request, resources)
-        except MemoryLimitError:  # which names the limit of a plan with tiles on disk
-            plan = plan_of(request, replace(resources, local_limit_bytes=NO_LIMIT))
+        plan, in_memory = _planned_in_memory(request, resources)
     except InputError as error:
         raise InputError(
-            f"kernel is {request.settings.kernel!r}, and partial_fit takes the primal form, which it has not: {error}; "
-            f"expected one that has: {FEATURES_REMEDY}"
+            f"kernel is {settings.kernel!r}, and form='primal' of partial_fit takes explicit features, which it has "
+            f"not: {error}; expected one that has: {FEATURES_REMEDY}"
         ) from error
-    side, limit = plan.dimension or 0, resources.local_limit_bytes
+    side = plan.dimension or 0
     more = HELD_MATRICES * 8 * side**2
-    # The sums are in memory, also where a fit would rather have tiles on disk.
-    in_memory = next(one for one in (plan.chosen, *plan.rejected) if one.execution == "memory")
-    needed = in_memory.peak_bytes + more
-    if needed > limit:
-        suffices, name = resources.confined_limit(needed)
-        raise MemoryLimitError(
-            f"sums of {side:,} features take up to {format_bytes(needed)} in this process, and {format_bytes(limit)} "
-            f"are allowed; expected fewer features, a {name} of at least {format_bytes(1.005 * suffices)} "
-            f"({suffices} bytes), or all rows in one call of fit, which has other ways. Nothing was computed"
-        )
+    _refuse_above(
+        resources,
+        in_memory.peak_bytes + more,
+        f"sums of {plural(side, 'feature')} take",
+        "fewer features, {limit}, or all rows in one call of fit, which has other ways",
+    )
     stages = [one for one in in_memory.stages if one.name in (SUMMED, "factorisation")]
     stages = [replace(one, peak_bytes=one.peak_bytes + more) for one in stages]
-    chosen = replace(in_memory, stages=tuple(stages), refused=NO_REASON)
+    return request, _in_place(plan, in_memory, replace(in_memory, stages=tuple(stages)))
+
+
+def plan_of_factor(request: FitRequest, held_bytes: int) -> tuple[FitRequest, Plan]:
+    """Plan of a dual fit that grows, and its request: with a factor in float64 that stays in the calling process.
+
+    Parameters
+    ----------
+    request : FitRequest
+        All rows so far, and those of the call.
+    held_bytes : int
+        Memory of this process in which a factor, and K, of earlier rows are already.
+
+    Raises
+    ------
+    InputError
+        If the settings exclude a factor.
+    MemoryLimitError
+        If the factor does not fit in memory.
+    """
+    request = _factored(request, "keeps a factor").with_settings(form="dual")
+    if request.settings.uncertainty is False:  # which keeps the factor, as this does
+        request = request.with_settings(uncertainty=True)
+    resources = _here(request, "which keeps the factor")
+    # What is kept is a part of the factor that is planned, and must not count twice.
+    resources = replace(resources, local_baseline_bytes=max(0, resources.local_baseline_bytes - held_bytes))
+    plan, in_memory = _planned_in_memory(request, resources)
+    p = plan.problem
+    has_sums = p.feature_map is not None or may_have_grid(replace(p, form="primal"))
+    sums = ", form='primal', which keeps sums and not the rows" if has_sums else ""
+    _refuse_above(
+        resources,
+        in_memory.peak_bytes,
+        f"a factor of {plural(p.n, 'row')} takes",
+        f"{{limit}}{sums}, or for larger data all rows in fit with store=, whose factor is on disk and grows there",
+    )
+    return request, _in_place(plan, in_memory, in_memory)
+
+
+def _factored(request: FitRequest, what: str) -> FitRequest:
+    """Request with a factorisation in this process, without a store; refuses conjugate gradient."""
+    if isinstance(request.settings.solver, ConjugateGradient):
+        raise InputError(
+            f"solver is 'cg', and partial_fit {what}; expected solver='cholesky' or 'auto': or give all rows to fit"
+        )
+    return request.with_settings(solver=Cholesky(), store=None)
+
+
+def _here(request: FitRequest, what: str) -> Resources:
+    """Resources of this process, which alone does the work."""
+    resources = detect(request.settings.memory_limit, None, rows=request.rows.url)
+    return replace(resources, confined=f"in the calling process, {what}")
+
+
+def _planned_in_memory(request: FitRequest, resources: Resources) -> tuple[Plan, Strategy]:
+    """Plan of a fit, and its strategy in memory, whatever the limit: what grows is there, not in tiles on disk."""
+    try:
+        plan = plan_of(request, resources)
+    except PlanError:  # which names the limit of a plan with tiles on disk
+        plan = plan_of(request, replace(resources, local_limit_bytes=NO_LIMIT))
+    return plan, next(one for one in (plan.chosen, *plan.candidates) if one.execution == "memory")
+
+
+def _refuse_above(resources: Resources, needed: int, what: str, expected: str) -> None:
+    """Refuse what needs more memory than the limit; `expected` has a place for the smallest one."""
+    allowed = resources.local_limit_bytes
+    if needed > allowed:
+        suffices, name = resources.confined_limit(needed)
+        limit = f"a {name} of at least {format_bytes(1.005 * suffices)} ({suffices} bytes)"
+        raise MemoryLimitError(
+            f"{what} up to {format_bytes(needed)} in this process, and {format_bytes(allowed)} are allowed; expected "
+            f"{expected.format(limit=limit)}. Nothing was computed"
+        )
+
+
+def _in_place(plan: Plan, in_memory: Strategy, chosen: Strategy) -> Plan:
+    """Plan with a strategy in memory, whatever else would have been chosen."""
     others = tuple(one for one in plan.candidates[1:] if one is not in_memory)
-    return request, replace(plan, chosen=chosen, candidates=(in_memory, *others))
+    return replace(plan, chosen=replace(chosen, refused=NO_REASON), candidates=(in_memory, *others))

@@ -28,6 +28,7 @@ from dkrr.data.arrays import is_mapped
 from dkrr.data.rows import check_finite, scan
 from dkrr.errors import InputError, InputTypeError, StoreError, WrongStoreError
 from dkrr.fitting.growing_run import is_factored, lengths_of
+from dkrr.fitting.kept import Kept
 from dkrr.kernels import AdditiveChi2, Kernel
 from dkrr.kernels.kernel_features import feature_map, is_drawn
 from dkrr.kernels.map_base import FeatureMap
@@ -233,6 +234,8 @@ class FitRequest:
     """Features of the fit that this one continues, which its strategy had beside those of the kernel: a grid."""
     given: Self | None = None
     """The request as it was made, before a fit drew a feature map or chose another solver."""
+    kept: Kept | None = None
+    """What earlier calls have left of the first rows; None: the fit does not grow."""
 
     def with_settings(self, **changes: Any) -> Self:
         """Request with other settings."""
@@ -254,6 +257,7 @@ class FitRequest:
             interval_folds=len(self.folds),
             folds_are_fitted=len(self.folds) > 0 and self.learns,
             undrawn=None if self.given is None else self.given.settings.kernel,
+            kept_rows=0 if self.kept is None else self.kept.n,
             because=self.because,
             **self.settings.problem_fields(),
             **self.outputs.problem_fields(),

@@ -28,6 +28,7 @@ from dkrr.kernels import Kernel
 from dkrr.kernels.centring import Centring
 from dkrr.kernels.fourier_grid import map_of_predictions
 from dkrr.kernels.map_base import FeatureMap
+from dkrr.linalg.in_memory_cholesky import InMemoryMatrix
 from dkrr.linalg.iteration_state import CGOutcome
 from dkrr.linalg.newton import Point
 from dkrr.linalg.result import CAUTION_ABOVE, DUAL_SYSTEM, SolveResult, caution, direct_status
@@ -129,6 +130,8 @@ class Left:
     """The training rows as the fit has read them; None: those of the request."""
     owner: Any = None
     """Owner of a temporary folder in which they or the factor are."""
+    matrix: InMemoryMatrix | None = None
+    """The matrix beside the factor, in memory; of fits that grow, where their plan keeps it."""
 
 
 @dataclass(frozen=True)

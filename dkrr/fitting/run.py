@@ -29,6 +29,8 @@ def fit_regression(request: FitRequest, data: TrainingData, plan: Plan, progress
     begun = time.perf_counter()
     start = request.start if isinstance(request.start, DualStart) else None
     with open_context(plan, request.settings.store, progress) as context:
+        if request.kept is not None:
+            context.kept = request.kept
         if plan.chosen.otherwise is not None:
             context.watch = watch_of(plan, plan.chosen.otherwise)
         solution: Solution = plan.chosen.method.ridge(data, plan, context, start)

@@ -205,7 +205,7 @@ class KeptFactor:
 
     @property
     def top(self) -> int:
-        """Rows of its last tile row, if that is not whole; they are the first ones of a tile row of the larger factor."""
+        """Rows of its last tile row, if that is not whole: the first ones of a tile row of the larger factor."""
         return self.n % self.matrix.grid.tile
 
     def copy(self, meter: Meter, i: int, j: int, out: NDArray[Any]) -> None:

@@ -6,8 +6,8 @@ which no task is made; in float64 it is a `linalg.square.SquareMatrix`.
 """
 
 import weakref
-from copy import copy
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,8 +114,8 @@ def share_of(progress: Progress | None, tasks: Sequence[Task], amount: float = 1
 class InMemoryMatrix(TileSource, Operator):
     """A in memory; a factor in its `factor_buffer` has what is below the diagonal of its squares, where A is above.
 
-    So A and one factor take little more memory than A; further ones that exist beside it have their own squares. Where A
-    grows, a factor of its first rows grows in the same way, and both share the squares that they had.
+    So A and one factor take little more memory than A; further ones that exist beside it have their own squares. Where
+    A grows, a factor of its first rows grows in the same way, and both share the squares that they had.
 
     Parameters
     ----------

@@ -143,7 +143,7 @@ def reasons_of(
     reasons = _shortages(resources, chosen)
     if problem.layout is not None:
         text = "the store holds a run that began with this form and these tiles; the run resumes"
-        if problem.layout.kept_rows:
+        if 0 < problem.layout.kept_rows < problem.n:
             text = "the store holds a run of the first rows with this form and these tiles; the run grows"
         reasons.append(Reason("resumed", text))
         reasons += [Reason(GIVEN_UP, problem.layout.given_up)] if problem.layout.given_up else []

@@ -166,7 +166,8 @@ class Problem:
     @property
     def n_kept_rows(self) -> int:
         """Rows whose factor is kept: by a model in memory, or by the run in the store."""
-        return self.kept_rows or (0 if self.layout is None else self.layout.kept_rows)
+        kept = self.kept_rows or (0 if self.layout is None else self.layout.kept_rows)
+        return kept if kept <= self.n else 0  # a run of more rows is refused
 
     @property
     def grows(self) -> bool:

@@ -1,4 +1,4 @@
-"""`KernelRidge.partial_fit` equals `fit` of all rows so far, and keeps none of them."""
+"""`KernelRidge.partial_fit` in primal form equals `fit` of all rows so far, and keeps none of them."""
 
 import copy
 import pickle
@@ -81,9 +81,10 @@ def test_a_model_that_grows_is_that_of_all_rows(name, seed):
     if name == "Fourier":
         has_intercept = False  # with one, the coefficient of the constant feature is hardly known
     parameters = {**KERNELS[name], "alpha": alpha, "fit_intercept": has_intercept}
+    parameters["form"] = "auto" if seed % 2 and name != "random" else "primal"  # both: rows first, then sums
     grown = grow(KernelRidge(**parameters), X, y, weights, pieces(rng, X.shape[0], 6))
     used = X if weights is None else X[weights > 0]
-    whole = KernelRidge(**parameters, form="primal").fit(X, y, weights)
+    whole = KernelRidge(**parameters | {"form": "primal"}).fit(X, y, weights)
     if name == "Fourier":
         assert_allclose(grown.predict(X), whole.predict(X), rtol=0, atol=1e-9 * np.abs(y).max())
     else:
@@ -268,9 +269,8 @@ def test_what_needs_the_rows_is_refused(ask):
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"kernel": "laplacian"}, "kernel is Laplacian.*primal form.*give a kernel with explicit features"),
+        ({"kernel": "laplacian"}, "kernel is Laplacian.*form='primal'.*give a kernel with explicit features"),
         ({"kernel": "precomputed"}, "kernel is 'precomputed'"),
-        ({"form": "dual"}, "form is 'dual'.*expected form='primal'"),
         ({"solver": "cg"}, "solver is 'cg'.*expected solver='cholesky'"),
         ({"store": "run.zarr"}, "store is 'run.zarr'.*give all rows to fit"),
         ({"uncertainty": True}, "uncertainty is True.*give all rows to fit"),
@@ -280,7 +280,7 @@ def test_what_needs_the_rows_is_refused(ask):
 def test_a_first_call_that_cannot_grow_is_refused(parameters, message):
     X, y, _ = rows_of(np.random.default_rng(14), D)
     with pytest.raises(InputError, match=message):
-        KernelRidge(**parameters).partial_fit(X, y)
+        KernelRidge(**{"form": "primal"} | parameters).partial_fit(X, y)
 
 
 def test_a_kernel_that_learns_is_refused():
@@ -333,7 +333,7 @@ def test_other_columns_and_targets_are_refused():
 def test_rows_outside_of_the_box_of_a_grid_are_refused():
     rng = np.random.default_rng(17)
     X, y, _ = rows_of(rng, 300, "Fourier")
-    model = KernelRidge(kernel="rbf", gamma=0.5).partial_fit(X / 2, y)
+    model = KernelRidge(kernel="rbf", gamma=0.5, form="primal").partial_fit(X / 2, y)
     with pytest.raises(InputError, match=r"X has 9 in row 7, column 0, outside of the box .*kernel=FourierGrid\("):
         model.partial_fit(np.vstack([X[:7] / 2, [[9.0]]]), y[:8])
     inside = X[np.abs(X[:, 0]) < 1.0]
@@ -346,13 +346,13 @@ def test_limits_are_those_of_memory_and_of_lambda():
     X, y, _ = rows_of(np.random.default_rng(18), 30)
     wide = np.random.default_rng(0).standard_normal((30, 3000))
     with pytest.raises(MemoryLimitError, match="Nothing was computed") as refused:
-        KernelRidge(memory_limit="250 MiB").partial_fit(wide, y)
+        KernelRidge(memory_limit="250 MiB", form="primal").partial_fit(wide, y)
     suffices = int(re.search(r"at least .* \((\d+) bytes\)", str(refused.value))[1])
-    KernelRidge(memory_limit=suffices + 2**26).partial_fit(wide, y)  # this process may hold more by now
+    KernelRidge(memory_limit=suffices + 2**26, form="primal").partial_fit(wide, y)  # this process may hold more by now
     with pytest.raises(InputError, match="all rows to fit, with smaller weights"):
         KernelRidge().partial_fit(X, y).partial_fit(X, y, 1e31)
     with pytest.raises(NotPositiveDefiniteError):
-        KernelRidge(alpha=0.0).partial_fit(np.ones((1, 3)), y[:1])
+        KernelRidge(alpha=0.0, form="primal").partial_fit(np.ones((1, 3)), y[:1])
     with pytest.raises(InputError, match="alpha = 1e-16 is below"):
         KernelRidge(**KERNELS["Fourier"], alpha=1e-16).partial_fit(X[:, :1] / 3, y)
 

@@ -62,6 +62,27 @@ def test_a_selection_takes_columns_and_transformers(table):
     assert np.load("p.npy").shape == (300,)
 
 
+def test_the_steps_of_another_model_are_taken_as_they_are(table):
+    rows = "--x flights.parquet --y arr_delay --columns d*,hour,origin"
+    run(f"fit {rows} --one-hot origin --impute mean --standardize --model first.zarr --quiet")
+    table.assign(distance=table["distance"] + 1e4).to_parquet("flights.parquet", index=False)
+    assert "300 rows × 6 columns" in run(f"plan {rows} --transformer first.zarr").stdout
+    run(f"fit {rows} --transformer first.zarr --model m.zarr --quiet")
+    first, found = dkrr.load("first.zarr"), dkrr.load("m.zarr")
+    pd.testing.assert_series_equal(*(pd.Series(vars(m.transformer_)).map(repr) for m in (first, found)))
+    before = (table["distance"].max() - table["distance"].mean()) / table["distance"].std(ddof=0)
+    assert found.X_fit_[:].max() > before + 5  # standardised by the rows of the first model
+    # The model that has the steps is replaced by the new one, as in a job that runs every night.
+    run(f"fit {rows} --transformer m.zarr --model m.zarr --overwrite --quiet")
+    run(f"select {rows} --transformer m.zarr --alphas 0.1,1 --cv 2 --model s.zarr --quiet")
+    for name in ("m.zarr", "s.zarr"):
+        assert repr(dkrr.load(name).transformer_) == repr(first.transformer_)
+    assert "nothing to do" in run(f"select {rows} --transformer m.zarr --alphas 0.1,1 --cv 2 --model s.zarr").stdout
+    run(f"fit {rows} --transformer s.zarr --model m.zarr --overwrite --quiet")
+    changed = run(f"select {rows} --transformer m.zarr --alphas 0.1,1 --cv 2 --model s.zarr --quiet", code=2)
+    assert "--overwrite" in changed.stderr
+
+
 def test_columns_are_excluded_and_those_of_numbers_taken(table, caplog):
     fit = "fit --x flights.parquet --y arr_delay --sample-weight w --impute mean --model m.zarr --quiet"
     with caplog.at_level("INFO", "dkrr"):

@@ -43,6 +43,10 @@ REFUSED = [
     (f"{TABLE} --standardize", "--x has the column 'name' of text"),
     (f"{TABLE} --one-hot name", "--x has the column 'kind' of text"),
     (f"{TABLE} --one-hot nam,kind", "--one-hot has 'nam', .* expected 'name'"),
+    (f"{FIT} --transformer model.zarr --standardize", "with --standardize, .* expected --transformer alone"),
+    (f"{FIT} --transformer model.zarr", "--transformer is 'model.zarr', a model without a transformer; expected one"),
+    (f"{FIT} --transformer nothing.zarr", "--transformer: .*nothing.zarr"),
+    (f"{PLAN} --transformer model.zarr", "--transformer is given without --x"),
     (f"{TABLE} --unknown zeros", "--unknown is given without --one-hot"),
     *((f"{KINDS},{kind} --one-hot {kind}", f"column '{kind}' of .*cannot hold; expected numbers, text or categories")
       for kind in ("date", "decimal", "bytes")),
