@@ -200,7 +200,7 @@ def grown(known: GrownSums | None, request: FitRequest, asked: Kernel, show: boo
     plan = replace(plan, problem=problem)
     model = fitted_model(data, plan, solution, context, begun)
     if not model.result.status.is_good:
-        warn_inaccurate(shortfall(model.result, plan), stacklevel=3)
+        warn_inaccurate(shortfall(model.result, plan), stacklevel=4)
     return found, Fit(plan, (model,))
 
 

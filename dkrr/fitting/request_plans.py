@@ -345,7 +345,7 @@ def _planned_in_memory(request: FitRequest, resources: Resources) -> tuple[Plan,
         plan = plan_of(request, resources)
     except PlanError:  # which names the limit of a plan with tiles on disk
         plan = plan_of(request, replace(resources, local_limit_bytes=NO_LIMIT))
-    return plan, next(one for one in (plan.chosen, *plan.rejected) if one.execution == "memory")
+    return plan, next(one for one in (plan.chosen, *plan.candidates) if one.execution == "memory")
 
 
 def _refuse_above(resources: Resources, needed: int, what: str, expected: str) -> None:
