@@ -125,7 +125,15 @@ def checked_transformer(transformer: Any, kernel: Kernel) -> Any:
     elif not isinstance(transformer, ColumnSteps):
         if not isinstance(transformer, BaseEstimator) or not hasattr(transformer, "transform"):
             raise InputTypeError(f"transformer is {shown(transformer)}; expected {EXPECTED}")
-        if get_tags(transformer).target_tags.required:
+        if isinstance(transformer, FrozenEstimator):
+            if not is_fitted(transformer):
+                inner = transformer.estimator
+                raise InputError(
+                    f"transformer is {shown(transformer)}, which is never fitted, and its {type(inner).__name__} was "
+                    f"not; expected a fitted one in it, such as FrozenEstimator({type(inner).__name__}().fit(sample)), "
+                    f"or transformer={shown(inner)}"
+                )
+        elif get_tags(transformer).target_tags.required:
             raise InputError(
                 f"transformer is {shown(transformer)}, which learns from the targets; expected one of X alone: put it "
                 f"before the estimator in a sklearn.pipeline.Pipeline"
@@ -141,7 +149,9 @@ def checked_transformer(transformer: Any, kernel: Kernel) -> Any:
 
 
 def is_fitted(transformer: Any) -> bool:
-    """Whether a transformer has learned from rows; False of one that has nothing to learn."""
+    """Whether a transformer is taken as it is: it has learned from rows, or is frozen and has nothing to learn."""
+    if isinstance(transformer, FrozenEstimator):
+        return not _is_unfitted(transformer.estimator)
     if isinstance(transformer, Pipeline):  # which asks its last step only
         learning = [s for _, s in transformer.steps if not isinstance(s, str | None) and get_tags(s).requires_fit]
         return bool(learning) and all(map(is_fitted, learning))
@@ -150,6 +160,13 @@ def is_fitted(transformer: Any) -> bool:
     except NotFittedError:
         return False
     return bool(get_tags(transformer).requires_fit)
+
+
+def _is_unfitted(transformer: Any) -> bool:
+    """Whether a transformer has something to learn from rows, and has not learned it."""
+    if isinstance(transformer, Pipeline):
+        return any(_is_unfitted(step) for _, step in transformer.steps if not isinstance(step, str | None))
+    return bool(get_tags(transformer).requires_fit) and not is_fitted(transformer)
 
 
 def fitted_transformer(transformer: Any, inputs: Rows, memory_limit: int | str | None) -> Any:
@@ -323,7 +340,8 @@ def transformed_block(transformer: Any, block: Any, first: int = 0) -> Block:
     InputError
         If it cannot transform them, or makes anything but finite numbers of them; the message names the column.
     """
-    name = type(transformer).__name__
+    own = transformer.estimator if isinstance(transformer, FrozenEstimator) else transformer
+    name = type(own).__name__
     try:
         found = transformer.transform(block)
     except DkrrError:

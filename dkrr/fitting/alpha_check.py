@@ -10,34 +10,52 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.fitting.context import Context
+from dkrr.fitting.costs.alpha_check_costs import ALPHA_CHECK
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.gram import GramMatrix
 from dkrr.fitting.kept import Kept
 from dkrr.linalg.alpha_check import FACTORS, MAX_ROWS, MIN_ROWS, SIGNIFICANCE, paired_t, solutions_nearby
 from dkrr.linalg.factor import Factor, LocalFactor, MemoryFactor, ScaledFactor, SharedFactor
 from dkrr.linalg.float32_tiles import rounding_scale
+from dkrr.planning import Plan
 
 Array = NDArray[np.float64]
 
-STAGE = "held-out errors"
-"""Stage of the plan that the comparison is; a plan without it has no comparison."""
+NOTE = "alpha-check"
+"""Note of the messages in the store of a run, for later calls of it, and group of vectors, deleted after each use."""
 NAMES = ("alpha/3", "3 alpha")
 
 
-def alpha_messages(data: TrainingData, kept: Kept, matrix: GramMatrix, context: Context) -> tuple[str, ...]:
-    """Messages that name values of λ which predict the new rows better, for every λ of the data.
+def growth_messages(data: TrainingData, matrix: GramMatrix, plan: Plan, context: Context) -> tuple[str, ...]:
+    """Messages of a fit about other λ, to be asked for before what is kept of earlier rows grows.
 
-    Empty with fewer than MIN_ROWS new rows of positive weight, and where no factor in use is complete.
+    They name values that predict the new rows better, of every λ of the data. Without rows that grow now they are those
+    of the call of this run with which they grew. A plan without the stage has no test: see `with_alpha_check`.
 
     Parameters
     ----------
     data : TrainingData
         The earlier rows, and the new ones.
-    kept : Kept
-        What the earlier rows have left, before it grows.
     matrix : GramMatrix
         K of all rows.
+    plan : Plan
     context : Context
+    """
+    storage = context.storage
+    if context.kept is None:
+        return tuple(map(str, storage.note(NOTE) or ())) if storage.keeps else ()
+    if all(stage.name != ALPHA_CHECK for stage in plan.chosen.stages):
+        return ()
+    found = alpha_messages(data, context.kept, matrix, context)
+    if found and storage.keeps:
+        storage.set_note(NOTE, list(found))
+    return found
+
+
+def alpha_messages(data: TrainingData, kept: Kept, matrix: GramMatrix, context: Context) -> tuple[str, ...]:
+    """Messages that name values of λ which predict the new rows better, for every λ of the data.
+
+    Empty with fewer than MIN_ROWS new rows of positive weight, and with rows that are left out.
     """
     new = np.arange(kept.n, data.n)
     if data.weights is not None:
@@ -46,7 +64,7 @@ def alpha_messages(data: TrainingData, kept: Kept, matrix: GramMatrix, context: 
         return ()
     new = new[np.linspace(0, len(new) - 1, min(len(new), MAX_ROWS)).astype(int)]
     found = list[str]()
-    with context.progress.stage(STAGE, 1.0):
+    with context.progress.stage(ALPHA_CHECK, 1.0):
         groups = data.alpha_groups()
         for number, (alpha, columns) in enumerate(groups):
             factor = _factor(kept, number, alpha, data, matrix, context) if alpha > 0 else None
@@ -75,14 +93,10 @@ def _factor(
     if context.in_memory:
         factor: Factor = MemoryFactor(found) if scale is None else LocalFactor(found, context.threads)
     elif context.cluster_is_running:
-        factor = SharedFactor(found, context.executor, context.stored.store, STAGE_GROUP, context.slots, context.record)
+        factor = SharedFactor(found, context.executor, context.stored.store, NOTE, context.slots, context.record)
     else:
         factor = LocalFactor(found, context.threads, context.record)
     return factor if scale is None else ScaledFactor(factor, scale.reshape(-1, 1)[: kept.n])
-
-
-STAGE_GROUP = "alpha-check"
-"""Group of the vectors in a store, which are deleted after each use."""
 
 
 def _scores(

@@ -244,6 +244,7 @@ class Context:
     """The Gram matrix of a regression is factored, so that a factor of earlier rows serves."""
     kept: Kept | None = None
     """What earlier rows have left, where this fit has more; None: it begins with nothing."""
+    _left_out: NDArray[np.intp] = field(default_factory=lambda: np.empty(0, np.intp))
     _resident: list[Rows] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -300,7 +301,12 @@ class Context:
         """Give up what has grown, once all of it has; what is factored from now on begins with nothing."""
         if self.kept is not None:
             self.kept.commit()
-            self.kept = None
+            self._left_out, self.kept = self.kept.left_out, None
+
+    @property
+    def left_out(self) -> NDArray[np.intp]:
+        """Rows that factors in the store have and whose weight is 0 now."""
+        return self._left_out if self.kept is None else self.kept.left_out
 
     def run_tasks(
         self, stage_name: str, tasks: list[Task], done_flops: float = 0.0, detail: str = ""
@@ -555,9 +561,7 @@ def open_context(plan: Plan, store: str | None, progress: Progress, max_iter: in
             storage = StoredArrays(run_store, keeps=store is not None)
             context = _opened(plan, storage, stack, progress, in_threads=in_threads)
             context.temporary, context.asked = temporary, _asked(plan, max_iter)
-            context.factors = (
-                plan.problem.loss == "squared" and chosen.form == "dual" and chosen.method.factors_matrix
-            )
+            context.factors = plan.problem.loss == "squared" and chosen.form == "dual" and chosen.method.factors_matrix
             context.layout = chosen.layout() | ({"batch": plan.problem.batch} if plan.problem.batch else {})
         stack.callback(context.forget)
         yield context

@@ -141,7 +141,7 @@ class MemorySystems(TileSystems):
 
 def without_left_out(factor: Factor, context: Context) -> Factor:
     """The factor, without the rows that it has and that are left out now."""
-    return factor if context.kept is None else without_rows(factor, context.kept.left_out)
+    return without_rows(factor, context.left_out)
 
 
 def tile_threads(grid: TileGrid, n_threads: int) -> AbstractContextManager[Executor]:
@@ -162,8 +162,7 @@ class TiledSystems(TileSystems):
     _factored: TileSource | None = None
 
     def factor(self, group: str, shift: Array, detail: str = "") -> Factor:
-        source = self.source if self.context.kept is None else self.factored
-        return without_left_out(self._factor(source, group, shift, "float64", detail), self.context)
+        return without_left_out(self._factor(self.factored, group, shift, "float64", detail), self.context)
 
     def rounded_factor(self, group: str, shift: Array, source: TileSource, detail: str = "") -> Factor:
         return self._factor(source, group, shift, "float32", detail)
@@ -182,11 +181,12 @@ class TiledSystems(TileSystems):
         scaling = scaling_of(self.diagonal + shift)
         both = with_probe(right_sides, scaling)
         vectors = partial(context.stored.vectors, group, grid=grid, width=both.shape[1])
-        sides, between, solution = vectors("right-sides", data=both), vectors("forward"), vectors("solution")
+        sides, solution = vectors("right-sides", data=both), vectors("solution")
         names = "forward-sums", "backward-sums"
         if not solution.is_complete and not isinstance(factor, LocalFactor | SharedFactor):  # of more than one matrix
             solution.complete(factor.solve(both))
         if not solution.is_complete:
+            between = vectors("forward")
             of_forward, of_backward = (vectors(name, grid=sums_grid(grid)) for name in names)
             forward = Substitution.resumable(factor.matrix, sides, between, of_forward, transpose=False)
             backward = Substitution.resumable(factor.matrix, between, solution, of_backward, transpose=True)

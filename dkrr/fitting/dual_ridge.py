@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dkrr.blas import column_norms, column_sizes
 from dkrr.data import MemoryRows, Rows
+from dkrr.fitting.alpha_check import growth_messages
 from dkrr.fitting.context import Context
 from dkrr.fitting.costs.details import Direct, Float32Factor, Iterative
 from dkrr.fitting.data import TrainingData
@@ -80,6 +81,10 @@ class DualRidge:
     """Systems of the dual form, and the solution while it is put together; subclasses for each way to solve them."""
 
     matrix: GramMatrix
+    _messages: tuple[str, ...] = ()
+    """Messages of its solution."""
+    _has_grown: bool = False
+    """What earlier rows have left has grown, or there is nothing."""
 
     def __init__(self, data: TrainingData, plan: Plan) -> None:
         self._plan, self.scale = plan, data.dual_scale()
@@ -226,6 +231,7 @@ class DualRidge:
             outcome=outcome,
             residuals=self._residuals,
             squares=self._squares,
+            messages=self._messages,
             saved={} if self._in_batches else self.saved(),
         )
 
@@ -267,6 +273,9 @@ class DirectDual(DualRidge):
 
     def _grow(self) -> None:
         """Factor all systems from what earlier rows have left, before anything of that is given up."""
+        if not self._has_grown:
+            self._has_grown = True
+            self._messages = growth_messages(self._data, self.matrix, self._plan, self._context)
         if self._context.kept is None:
             return
         for alpha, number in self._numbers.items():
@@ -281,7 +290,7 @@ class DirectDual(DualRidge):
 
     def saved(self) -> Mapping[float, SavedPosterior]:
         found = dict[float, SavedPosterior]()
-        if not self._keeps:
+        if not self._keeps or len(self._context.left_out):  # of a factor that has other rows there are no variances
             return found
         left = Left(self.matrix.rows, self._context.temporary, self.matrix.in_memory if self._grows else None)
         for alpha, number in self._numbers.items():
@@ -388,6 +397,9 @@ class FactoredDual(DualRidge):
 
     def _grow(self) -> None:
         """Factor all systems from what earlier rows have left, before anything of that is given up."""
+        if not self._has_grown:
+            self._has_grown = True
+            self._messages = growth_messages(self._data, self.matrix, self._plan, self._context)
         if self._context.kept is None:
             return
         for alpha, number in self._numbers.items():

@@ -17,18 +17,10 @@ from numpy.typing import NDArray
 from dkrr.data.rows import Checksums, digest_of
 from dkrr.errors import InputError, NotFiniteError, NotPositiveDefiniteError, StoreError, UnreachableStoreError
 from dkrr.fitting.kept import Kept
-from dkrr.store import RunStore, TiledMatrix, TileGrid
-from dkrr.store.run_store import (
-    CHECKPOINT,
-    FACTORED,
-    GROWTH,
-    UNLIKE_OURS,
-    WORK,
-    differences,
-    notes_of_iterations,
-    plain,
-    refusal,
-)
+from dkrr.linalg.left_out import MAX_FRACTION, pays
+from dkrr.store import TiledMatrix, TileGrid
+from dkrr.store.fingerprints import differences, plain, refusal
+from dkrr.store.run_store import CHECKPOINT, FACTORED, GROWTH, UNLIKE_OURS, WORK, RunStore, notes_of_iterations
 from dkrr.text import plural
 
 Array = NDArray[np.float64]
@@ -37,8 +29,6 @@ ROW_WEIGHTS = "row-weights"
 """Array of the weights that the rows of factors were scaled with; none where all are 1."""
 WEIGHTS = ("sample_weight", "weight")
 """Names of the weights in fingerprints."""
-MAX_LEFT_OUT = 0.1
-"""Most rows that a factor keeps though they are left out, as a fraction: of more the others are factored anew."""
 CHUNK_ROWS = 2**20
 """Rows of a chunk of weights."""
 FACTOR_GROUPS = {"cholesky": "system", "float32": "factored"}
@@ -50,7 +40,7 @@ LEARNS = (
     "FrozenEstimator(transformer) for a fitted transformer. "
 )
 FEWER = (
-    "The run has {theirs}, and this fit {ours}; expected all of the run, in their order: a row is left out by "
+    "The run has {theirs:,} rows, and this fit {ours:,}; expected all of the run, in their order: a row is left out by "
     "sample_weight=0. "
 )
 
@@ -165,11 +155,12 @@ class _Run:
         names = [name for name in differences(theirs, ours) if not self._may_differ(name, ours)]
         where = remedy = ""
         if names and 0 < self.offer.n < self.n and not {"kernel", "dtype", "alpha"} & set(names):
-            remedy = FEWER.format(theirs=plural(self.n, "row"), ours=plural(self.offer.n, "row"))
+            remedy = FEWER.format(theirs=self.n, ours=self.offer.n)
         elif names and self.offer.n > self.n > 0 and {"X", "kernel"} & set(names):
             remedy = LEARNS
-        if "X" in names and self.offer.n >= self.n and self.described["blocks"] is not None:
-            found = self.offer.checksums.first_differing(*self.described["blocks"].values())
+        blocks = self.described["blocks"]
+        if "X" in names and self.offer.n >= self.n and blocks is not None:
+            found = self.offer.checksums.first_differing(blocks["ends"], blocks["digests"])
             where = "" if found is None else f", first in rows {found.start:,} to {found.stop - 1:,}"
         if not names:
             row = self._first_other_weight(ours)
@@ -233,7 +224,7 @@ class _Run:
     @property
     def serves(self) -> bool:
         """Whether factors of the run serve the fit."""
-        return self.weights is not None and len(self.rows_left_out) <= MAX_LEFT_OUT * self.n
+        return self.weights is not None and pays(self.n, len(self.rows_left_out))
 
     def left_out(self, factor: Callable[[str], TiledMatrix | None] = lambda _: None, commit: Any = None) -> Kept | None:
         """What is kept of factors of the run; None if nothing but what is in the store already."""
@@ -247,8 +238,10 @@ class _Run:
     def weights_of_factors(self) -> Array:
         """Weights that the rows of factors of this fit are scaled with: of left-out rows those that they had."""
         further = self.offer.weights_of(self.n, self.offer.n)
-        return np.concatenate([self.weights, further]) if self.serves and self.weights is not None else np.concatenate(
-            [self.offer.weights_of(0, self.n), further]
+        return (
+            np.concatenate([self.weights, further])
+            if self.serves and self.weights is not None
+            else np.concatenate([self.offer.weights_of(0, self.n), further])
         )
 
     def repair_weights(self) -> None:
@@ -281,7 +274,7 @@ class _Run:
 
 
 def lengths_of(fingerprint: dict[str, Any]) -> list[int]:
-    """Numbers of rows at which calls of a run have ended, the last of all its rows; empty for a run that cannot grow."""
+    """Numbers of rows at which calls of a run have ended, the last of all its rows; empty of runs that cannot grow."""
     found = fingerprint.get("lengths")
     if not isinstance(found, list) or not all(type(one) is int for one in found):
         return []
@@ -291,19 +284,23 @@ def lengths_of(fingerprint: dict[str, Any]) -> list[int]:
 
 def _replaced(store: RunStore, run: _Run, entries: dict[str, Any]) -> Claim:
     """Replace a run of which only what its iterations have found may serve, as their start."""
-    offer, described = run.offer, run.described
+    offer, described, number = run.offer, run.described, store.new_number()
     store.replace(
+        number,
         **_with_given_up(entries, described),
         rows=described["rows"] if offer.n == run.n else None,
         matrices={},
         before=_before(run),
-        weights=_entry_of(offer.weights_of(0, offer.n), f"{GROWTH}{run.store.next_growth}/"),
+        weights=_entry_of(offer.weights_of(0, offer.n), f"{GROWTH}{number}/"),
     )
     _write_weights(store, offer.weights_of(0, offer.n))
-    is_primal = described["layout"].get("form") == "primal"
-    used = "nothing of it is used in the primal form" if is_primal else "what it found is a start"
-    what = "" if offer.n > run.n else " and other outputs or weights"
-    return Claim(None, (f"the store had a run of {plural(run.n, 'row')}{what}: {used}",))
+    layout = described["layout"]
+    form = "primal form" if layout.get("form") == "primal" else "dual form"
+    used = f"in {form} this one begins with what its iterations found"
+    if layout.get("form") == "primal" and layout.get("solver") == "cholesky":
+        used = "in primal form it is replaced, and nothing of it is used"
+    what = "" if offer.n > run.n else ", with other outputs or weights"
+    return Claim(None, (f"the run in the store had {plural(run.n, 'row')}{what}: {used}",))
 
 
 def _with_factors(store: RunStore, run: _Run, entries: dict[str, Any]) -> Claim:
@@ -314,6 +311,7 @@ def _with_factors(store: RunStore, run: _Run, entries: dict[str, Any]) -> Claim:
     if is_factored(described):
         notes |= {FACTORED: run.n}
     store.replace(
+        store.new_number(),
         **entries | {"layout": described["layout"], "notes": notes},
         rows=described["rows"],
         matrices=matrices,
@@ -337,22 +335,23 @@ def _grown(store: RunStore, run: _Run, entries: dict[str, Any]) -> Claim:
     if growing is not None and growing["fingerprint"] == entries["fingerprint"]:
         store.resume_growth()
     else:
-
-        def grown(group: str) -> dict[str, Any]:
-            whole = run.n // tile
-            return {
-                name: [*(one for one in listed[name] if one[1] < whole), (f"{group}/{name}", whole, offer.n)]
-                for name in found
-            }
-
-        entry = _entry_of(weights, f"{GROWTH}{run.store.next_growth}/")
+        number, whole = store.new_number(), run.n // tile
+        matrices = {
+            name: [*(one for one in listed[name] if one[1] < whole), (f"{GROWTH}{number}/{name}", whole, offer.n)]
+            for name in found
+        }
         notes = entries["notes"] | (run.notes_of_factors() if found else {})
-        changed = _with_given_up(entries | {"notes": notes}, described)
-        store.begin_growth(grown, **changed, rows=described["rows"] if offer.n == run.n else None, weights=entry)
+        store.begin_growth(
+            number,
+            **_with_given_up(entries | {"notes": notes}, described),
+            rows=described["rows"] if offer.n == run.n else None,
+            matrices=matrices,
+            weights=_entry_of(weights, f"{GROWTH}{number}/"),
+        )
     _write_weights(store, weights)
     commit = partial(store.commit_growth, **{FACTORED: offer.n})
     if not run.serves:
-        text = f"more than {MAX_LEFT_OUT:.0%} of its rows are left out, or their weights are not known"
+        text = f"more than {MAX_FRACTION:.0%} of its rows are left out, or their weights are not known"
         message = f"the run in the store does not serve: {text}; all others are factored anew"
         return Claim(Kept(0, lambda _: None, commit=commit), (message,))
 
@@ -365,7 +364,8 @@ def _grown(store: RunStore, run: _Run, entries: dict[str, Any]) -> Claim:
 
 
 def _words(run: _Run, what: str) -> str:
-    rows, n_left_out = f"{plural(run.offer.n, 'row')}, {run.n:,} of them of the run", len(run.rows_left_out)
+    rows, n_left_out = plural(run.offer.n, "row"), len(run.rows_left_out)
+    rows += f", {run.n:,} of them of the run" if run.offer.n > run.n else ""
     left_out = f"; {plural(n_left_out, 'row')} of weight 0 left out" if n_left_out else ""
     return f"{what}: {rows}{left_out}"
 

@@ -88,7 +88,7 @@ class PathState:
         assert self.references is not None
         arrays = {"references": self.references[None, :]}
         if self.newton is None:
-            checkpoints.keep(f"model-{len(self.done) - 1}", self.done[-1].point.arrays())
+            checkpoints.keep(f"{MODEL}{len(self.done) - 1}", self.done[-1].point.arrays())
         else:
             assert self.point is not None
             arrays |= self.point.arrays()
@@ -124,7 +124,7 @@ def _points_before(before: BeforeGrowth) -> tuple[Point, ...]:
         return ()
     arrays, plain = found
     for k in range(len(plain["done"])):
-        kept = before.kept(f"model-{k}")
+        kept = before.kept(f"{MODEL}{k}")
         if kept is None:
             return tuple(points)
         points.append(Point(kept["coef"], kept["intercept"][0]))
@@ -158,7 +158,7 @@ def _read_done(checkpoints: Checkpoints, plain: Sequence[dict[str, Any]]) -> tup
     """Solutions up to the first that cannot be read."""
     done: list[PathPoint] = []
     for k, one in enumerate(plain):
-        arrays = checkpoints.kept(f"model-{k}")
+        arrays = checkpoints.kept(f"{MODEL}{k}")
         if arrays is None:
             break
         done.append(PathPoint.from_plain(Point.from_arrays(arrays), one))
@@ -170,6 +170,8 @@ def _told_of(damage: str) -> NewtonState | None:
     return NewtonState(messages=[damage]) if damage else None
 
 
+MODEL = "model-"
+"""Beginning of the names of solutions in a store, before the number of their λ."""
 GREW = "Newton's method began with the solution that the run in this store had before"
 
 ADVICE = {

@@ -137,11 +137,7 @@ class StoredArrays(Storage):
         with suppress(StoreError, OSError):
             found = self.store.description()
             # What is refused later leaves no trace in the run of another problem, and reading a result none in its run.
-            if (
-                found is not None
-                and (self._is_claimed or found["fingerprint"] is None)
-                and not self.store.note(WORK)
-            ):
+            if found is not None and (self._is_claimed or found["fingerprint"] is None) and not self.store.note(WORK):
                 self.store.set_note(STAGE, {"name": name, "done": done})
 
     def _begin(self, group: str) -> None:

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, TypeVar
 from dkrr.checks import refuse_others_than_kept, shown
 from dkrr.errors import DkrrError, InputError, UnreachableStoreError
 from dkrr.store.paths import checked_name, exists_already, short_name, too_large
-from dkrr.store.replacing import NEW
+from dkrr.store.replacing import NEW, is_metadata
 
 EVERYTHING = re.compile(".*", re.DOTALL)
 
@@ -252,7 +252,8 @@ class Bucket:
         """See `Place`; buckets have no folders."""
 
     def delete(self, listed: re.Pattern[str]) -> None:
-        inside = [self._key(name) for name in self.sizes() if listed.fullmatch(name)]
+        names = sorted(self.sizes(), key=is_metadata)  # an array that is half deleted is one without all its chunks
+        inside = [self._key(name) for name in names if listed.fullmatch(name)]
         self._answer(  # also what is at the key itself
             "delete", "", lambda obstore, store, key: [obstore.delete(store, keys) for keys in (inside, key) if keys]
         )

@@ -119,7 +119,7 @@ def delete_listed(path: Path, listed: re.Pattern[str]) -> None:
         # Without a free descriptor a folder is not even read; then it would seem to be what is written next.
         for folder, folders, files, descriptor in os.fwalk(path, topdown=False, onerror=_refuse_without_descriptors):
             inner = os.path.relpath(folder, path)
-            for name in files:
+            for name in sorted(files, key=is_metadata):  # an array that is half deleted is one without all its chunks
                 if listed.fullmatch(_relative(inner, name)):
                     with suppress(OSError):
                         os.unlink(name, dir_fd=descriptor)
@@ -133,6 +133,11 @@ def delete_listed(path: Path, listed: re.Pattern[str]) -> None:
     except OSError as error:
         _refuse_without_descriptors(error)
     delete_empty(path)
+
+
+def is_metadata(name: str) -> bool:
+    """Whether a file describes the group or array that it lies in."""
+    return name.endswith("zarr.json")
 
 
 def _relative(folder: str, name: str) -> str:

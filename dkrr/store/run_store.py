@@ -1,9 +1,8 @@
 """The store of one run: what problem it belongs to, and the arrays in it."""
 
-import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -15,7 +14,6 @@ from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError, Wr
 from dkrr.store.chunks import ChunkedArray
 from dkrr.store.description import (
     CHECKPOINT_NOTE,
-    CHECKSUM,
     COPY,
     FEATURES,
     FORMAT_VERSION,
@@ -25,6 +23,7 @@ from dkrr.store.description import (
     matches,
     writer_of,
 )
+from dkrr.store.fingerprints import differences, plain, refusal
 from dkrr.store.format import METADATA_NAME, read_group, write_group
 from dkrr.store.lock import check_owned
 from dkrr.store.matrix import TiledMatrix, TileGrid
@@ -53,20 +52,6 @@ UNLIKE_OURS = (StoreError, LookupError, TypeError, ValueError, AttributeError, R
 """Errors of reading a store whose content was not written by dkrr."""
 
 _CHUNK = re.compile(r"c(\.[0-9]+)+")
-
-WORDS = {
-    "X": "the values of X",
-    "y": "the targets y",
-    "classes": "the labels y",
-    "shape": "the shape of X",
-    "lengths": "the shape of X",
-    "dtype": "the dtype of X",
-    "kernel": "the kernels",
-    "alpha": "the values of alpha",
-    "weight": "the sample weights",
-    "sample_weight": "the sample weights",
-}
-"""Names in fingerprints as users know them."""
 
 
 @dataclass
@@ -286,36 +271,36 @@ class RunStore:
         """Take the open store for a problem."""
         self._write({**self._described(), **NOT_GROWN, "versions": RUN_VERSIONS, "rows": None, **entries})
 
-    def replace(self, **entries: Any) -> None:
+    def replace(self, number: int, **entries: Any) -> None:
         """Put another run in the place of the one here, in one write; growths that have begun are given up.
 
-        What it keeps of the latter is in its `matrices` and `rows`; all else is superseded, see `tidy`.
+        What it keeps of the latter is in its `matrices` and `rows`; all else is superseded, see `tidy`. Its own arrays
+        are in the group with this number, see `new_number`.
         """
-        described, number, self._growing = self._described(), self.next_growth, 0
+        described, self._growing = self._described(), 0
         self._write({**described, **entries, "generation": number, "growing": None, "superseded": True})
 
-    def begin_growth(self, matrices: Callable[[str], dict[str, Any]], **entries: Any) -> None:
+    def begin_growth(self, number: int, **entries: Any) -> None:
         """Begin a growth, which is worked on from here until `commit_growth`; the run stays as it is meanwhile.
 
         Parameters
         ----------
-        matrices : callable
-            Arrays of the matrices that grow, from the name of the group of what is new.
+        number : int
+            From `new_number`, for the group of what is new.
         entries
-            Further entries of its description.
+            Entries of its description.
         """
-        described, number = self._described(), self.next_growth
+        described = self._described()
         is_superseded = described["superseded"] or described["growing"] is not None
-        growing = {**entries, "matrices": matrices(f"{GROWTH}{number}"), "number": number}
         self._growing = number
-        self._write({**described, "growing": growing, "superseded": is_superseded})
+        self._write({**described, "growing": {**entries, "number": number}, "superseded": is_superseded})
         write_group(self.at(f"{GROWTH}{number}"))
 
-    @property
-    def next_growth(self) -> int:
-        """Number of a growth that begins now: a killed call may still write to the group of another."""
+    def new_number(self) -> int:
+        """Number of a growth that begins now: workers of a killed call may still write to the group of another."""
         described = self._described()
-        return int(1 + max(described["generation"], (described["growing"] or {"number": 0})["number"]))
+        latest = max(described["generation"], (described["growing"] or {"number": 0})["number"])
+        return int(latest) + 1 + int.from_bytes(os.urandom(2), "big")
 
     @property
     def is_growing(self) -> bool:
@@ -527,54 +512,6 @@ def arrays_of_iterations(notes: dict[str, Any]) -> list[str]:
     if matches(notes.get(CHECKPOINT), CHECKPOINT_NOTE):
         found.append(f"{CHECKPOINT}-{notes[CHECKPOINT]['turn']}")
     return found + ([notes[PIVOTS]] if matches(notes.get(PIVOTS), NAMES) else [])
-
-
-def plain(value: dict[str, Any]) -> dict[str, Any]:
-    """The value as it is read from JSON: tuples have become lists."""
-    found: dict[str, Any] = json.loads(json.dumps(value))
-    return found
-
-
-def differences(theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:
-    """Names of the entries of two fingerprints that differ."""
-    return [name for name in sorted(theirs.keys() | ours.keys()) if theirs.get(name) != ours.get(name)]
-
-
-def refusal(
-    url: str, theirs: dict[str, Any], ours: dict[str, Any], names: list[str], *, where: str = "", remedy: str = ""
-) -> WrongStoreError:
-    """Error of a store that belongs to another problem.
-
-    Parameters
-    ----------
-    names : list of str
-        Entries of the fingerprints that differ.
-    where : str
-        Where they first do, in words.
-    remedy : str
-        What can be done, if anything but to give another store.
-    """
-    if isinstance(theirs.get("X"), str) and isinstance(ours.get("X"), list):
-        return WrongStoreError(
-            f"the run {url} was begun by a version of dkrr whose runs do not grow, and cannot be compared with this "
-            f"problem. Give another store= or delete this one"
-        )
-    details = "; ".join(
-        f"{k}: here {ours.get(k)}, in the store {theirs.get(k)}" for k in names if not _is_checksum(ours.get(k, theirs.get(k)))
-    )
-    others = ", ".join(dict.fromkeys(WORDS.get(k, k) for k in names))
-    values = f" ({details})" if details else ""
-    return WrongStoreError(
-        f"the store {url} belongs to another problem: {others} differ{values}{where}. {remedy}Give another store= or "
-        f"delete this one; fits of one search, as GridSearchCV's, cannot share a store: give none, or use "
-        f"KernelRidgeCV(store=...), which has one for each kernel"
-    )
-
-
-def _is_checksum(value: Any) -> bool:
-    """Whether a value is a checksum, or a list of such, which say nothing to a reader."""
-    several = value if isinstance(value, list) else [value]
-    return any(CHECKSUM.fullmatch(str(one)) for one in several)
 
 
 def _is_group(url: str, held: list[str]) -> bool:

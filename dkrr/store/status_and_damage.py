@@ -365,10 +365,13 @@ def _status_of_run(path: str, run: RunStore, description: dict[str, Any]) -> Run
     kind = "begun" if fingerprint is None else _kind(description, of_run="fit")
     is_finished, left = far.is_finished(kind, own), far.words(kind, own, None if copy is None else copy["name"])
     if (growing := description["growing"]) is not None:
-        n_rows = plural(int((growing["fingerprint"].get("shape") or [0])[0]), "row")
+        shape = (growing["fingerprint"] or {}).get("shape")
+        n_rows = plural(shape[0], "row") if matches(shape, [SIZE, SIZE]) else "more rows"
         begun = [one for one in contents if one.name.startswith(f"{GROWTH}{growing['number']}/")]
         chunks = sum(one.expected - one.present for one in begun if one.name.endswith("/factor"))
-        left += f"; a growth to {n_rows} has begun ({plural(chunks, 'chunk')} left to compute), which their call resumes"
+        left += (
+            f"; a growth to {n_rows} has begun ({plural(chunks, 'chunk')} left to compute), which their call resumes"
+        )
     return RunStatus(
         path=path,
         kind=kind,

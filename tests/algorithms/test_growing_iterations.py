@@ -106,14 +106,17 @@ def test_a_state_within_a_cycle_has_its_correction_in_the_solution():
     assert_allclose(State.from_arrays(arrays, plain).solution(), found.x, rtol=1e-6)
 
 
-def factor(n, kernel=RBF(gamma=0.3), scale=1.0, slots=3):
+GAUSS = RBF(gamma=0.3)
+
+
+def factor(n, kernel=GAUSS, scale=1.0, slots=3):
     X = np.random.default_rng(2).normal(size=(211, 3)) * np.where(np.arange(211) < 150, 1.0, scale)[:, None]
     run = f"grown-{np.random.default_rng().integers(2**60)}"
     columns = GramColumns(kernel, MemoryRows(X[:n]))
     return PivotedCholesky(columns, SerialExecutor(), run, slots, capacity=120, dtype=np.float32)
 
 
-@pytest.mark.parametrize(("kernel", "scale", "is_kept"), [(RBF(gamma=0.3), 1.0, True), (Linear(), 40.0, False)])
+@pytest.mark.parametrize(("kernel", "scale", "is_kept"), [(GAUSS, 1.0, True), (Linear(), 40.0, False)])
 def test_columns_that_are_kept_serve_more_rows(tmp_path, kernel, scale, is_kept):
     """Unless the largest entry of the matrix has another order of size."""
     store = RunStore(str(tmp_path / "run"))
@@ -179,6 +182,17 @@ def test_every_alpha_of_a_path_begins_at_its_own_earlier_solution(tmp_path):
         assert_allclose(one.decision_function(X), other.decision_function(X), rtol=0, atol=1e-6)
 
 
+def until(action, writes, at):
+    """The action, which a number of writes later ends the process."""
+
+    def write(*args, **more):
+        if next(writes) >= at:
+            raise KeyboardInterrupt
+        return action(*args, **more)
+
+    return write
+
+
 @pytest.mark.parametrize("estimator", [KernelRidge, KernelLogisticRegression])
 @pytest.mark.parametrize("at", [0, 1, 2, 3, 5, 8, 13])
 def test_a_growth_that_is_killed_is_finished_by_the_same_call(tmp_path, monkeypatch, estimator, at):
@@ -193,13 +207,7 @@ def test_a_growth_that_is_killed_is_finished_by_the_same_call(tmp_path, monkeypa
     writes = count()
     with monkeypatch.context() as patch:
         for owner, name in ((ChunkedArray, "fill"), (RunStore, "_write")):
-
-            def write(*args, action=getattr(owner, name)):
-                if next(writes) >= at:
-                    raise KeyboardInterrupt
-                return action(*args)
-
-            patch.setattr(owner, name, write)
+            patch.setattr(owner, name, until(getattr(owner, name), writes, at))
         with pytest.raises(KeyboardInterrupt):
             fitted(303)
     grown, whole = fitted(303), estimator(**settings).fit(X, y)

@@ -14,6 +14,7 @@ from sklearn.compose import make_column_transformer
 from sklearn.decomposition import PCA, IncrementalPCA
 from sklearn.frozen import FrozenEstimator
 from sklearn.impute import SimpleImputer
+from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
@@ -283,6 +284,81 @@ def test_a_fitted_one_is_used_as_it_is():
         model = dkrr.KernelRidge(kernel="rbf", transformer=given).fit(table, targets())
         assert model.transformer_ is given
         assert_close(model.predict(table), expected.predict(scaler.transform(table)), 1e-12)
+
+
+SAMPLE = flights(50, seed=9)[NUMBERS].to_numpy(float)
+FROZEN = {
+    "scaler": StandardScaler().fit(SAMPLE),
+    "partial": IncrementalPCA(1).fit(SAMPLE),
+    "pipeline": make_pipeline(SimpleImputer(), StandardScaler(), "passthrough").fit(SAMPLE),
+    "columns": make_column_transformer((StandardScaler(), [0]), remainder="passthrough").fit(SAMPLE),
+    "frozen": FrozenEstimator(StandardScaler().fit(SAMPLE)),
+    "stateless": preprocessing.Normalizer(),
+    "stateless pipeline": make_pipeline(preprocessing.Normalizer(), preprocessing.Binarizer(threshold=0.5)),
+    "function": preprocessing.FunctionTransformer(np.sqrt),
+    "of targets": preprocessing.TargetEncoder(target_type="continuous").fit(np.round(SAMPLE, -2), SAMPLE[:, 0]),
+}
+
+
+def state_of(transformer):
+    return joblib.hash({k: repr(v) for k, v in vars(transformer).items()})
+
+
+@pytest.mark.parametrize("what", FROZEN)
+def test_a_frozen_one_is_never_fitted(what, tmp_path):
+    inner, X, y = FROZEN[what], flights()[NUMBERS].to_numpy(float), targets()
+    frozen, before = FrozenEstimator(inner), state_of(inner)
+    rows = dense(inner.transform(X))
+    expected = dkrr.KernelRidge(kernel="rbf").fit(rows, y).predict(rows)
+    model = dkrr.KernelRidge(kernel="rbf", transformer=frozen)
+    for found in (model, clone(model), model.fit(X[:50], y[:50])):
+        for given in (X, da.from_array(X, chunks=(31, 1))):
+            assert found.fit(given, y).transformer_ is frozen and clone(found).transformer is frozen
+            assert_allclose(np.asarray(found.predict(given)), expected, rtol=1e-7, atol=1e-9)
+    if what != "of targets":  # whose class a file may not name: see the next test
+        dkrr.save(model, tmp_path / "m.zarr")
+        loaded = dkrr.load(tmp_path / "m.zarr")
+        assert isinstance(loaded.transformer, FrozenEstimator) and loaded.transformer is loaded.transformer_
+        assert_allclose(loaded.predict(X), expected, rtol=1e-7, atol=1e-9)
+        assert_allclose(loaded.fit(X, y).predict(X), expected, rtol=1e-7, atol=1e-9)
+    assert dkrr.plan(X, y, kernel="rbf", transformer=frozen).problem.d == rows.shape[1]
+    assert state_of(inner) == before
+
+
+def test_searches_and_growing_models_take_a_frozen_one():
+    X, y = flights()[NUMBERS].to_numpy(float), targets()
+    frozen = FrozenEstimator(FROZEN["scaler"])
+    rows = frozen.transform(X)
+    ours = dkrr.KernelRidgeCV([0.1, 1.0], kernel="rbf", cv=3, transformer=frozen).fit(X, y)
+    assert ours.best_params_["transformer"] is frozen
+    assert_allclose(ours.predict(X), dkrr.KernelRidgeCV([0.1, 1.0], kernel="rbf", cv=3).fit(rows, y).predict(rows))
+    grid = GridSearchCV(dkrr.KernelRidge(kernel="rbf", transformer=frozen), {"alpha": [0.1, 1.0]}, cv=3).fit(X, y)
+    assert grid.best_estimator_.transformer_ is frozen and grid.best_params_["alpha"] == ours.best_params_["alpha"]
+    for kernel in ("rbf", "linear"):
+        growing, halves = dkrr.KernelRidge(kernel=kernel, transformer=frozen), (slice(40), slice(40, None))
+        for half in halves:
+            growing.partial_fit(X[half], y[half])
+        assert_allclose(growing.predict(X), dkrr.KernelRidge(kernel=kernel).fit(rows, y).predict(rows), rtol=1e-8)
+
+
+def test_a_frozen_class_that_a_file_may_not_name_is_given_again(tmp_path):
+    X, y = flights()[NUMBERS].to_numpy(float), targets()
+    frozen = FrozenEstimator(FROZEN["of targets"])
+    model = dkrr.KernelRidge(kernel="rbf", transformer=frozen).fit(X, y)
+    dkrr.save(model, tmp_path / "m.zarr")
+    with pytest.raises(InputError, match="TargetEncoder', which a file cannot hold"):
+        dkrr.load(tmp_path / "m.zarr")
+    for given in (frozen, preprocessing.TargetEncoder):
+        assert_allclose(dkrr.load(tmp_path / "m.zarr", transformer=given).predict(X), model.predict(X))
+
+
+@pytest.mark.parametrize("inner", [StandardScaler(), make_pipeline(preprocessing.Normalizer(), PCA(1))], ids=str)
+def test_one_that_was_frozen_before_it_was_fitted_is_refused(inner):
+    X = flights()[NUMBERS].to_numpy(float)
+    for given in (X, da.from_array(X, chunks=(31, 2))):
+        with pytest.raises(InputError, match="never fitted, and its .* was not; expected a fitted one in it"):
+            dkrr.KernelRidge(transformer=FrozenEstimator(inner)).fit(given, targets())
+    assert not is_fitted(inner)
 
 
 @pytest.mark.parametrize("is_fitted_before", [True, False])

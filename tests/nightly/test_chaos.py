@@ -24,6 +24,11 @@ CAMPAIGNS = {
     "kills without a store": (3, "kills", "--place", "here, no store", "--trials", "3"),
     "kills of own workers": (2, "kills", "--place", "own workers", "--trials", "2"),
     "kills on a cluster": (4, "kills", "--place", "cluster", "--trials", "4"),
+    "growths on disk": (6, "growths", "--place", "disk", "--trials", "6"),
+    "growths in a bucket": (2, "growths", "--place", "bucket", "--trials", "2"),
+    "growths on workers": (2, "growths", "--place", "workers", "--trials", "2"),
+    "growths in memory": (6, "growths", "--place", "memory", "--trials", "6"),
+    "growths everywhere, more": (20, "growths", "--trials", "20", "--seed", "4"),
     "kills here, more": (12, "kills", "--place", "here", "--trials", "12", "--seed", "4"),
     "kills on a cluster, more": (8, "kills", "--place", "cluster", "--trials", "8", "--seed", "4"),
 }

@@ -9,6 +9,7 @@ import numpy as np
 from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
 from dkrr.fitting.context import Context
+from dkrr.fitting.costs.alpha_check_costs import with_alpha_check
 from dkrr.fitting.costs.details import Direct
 from dkrr.fitting.costs.dual_costs import (
     VECTORS,
@@ -54,6 +55,9 @@ class DualFactor(DualMethod):
     """Matrix of a classification."""
 
     def recipes(self, p: Problem, r: Resources) -> Iterator[Strategy]:
+        return (with_alpha_check(one, p, r, self.itemsize) for one in self._recipes(p, r))
+
+    def _recipes(self, p: Problem, r: Resources) -> Iterator[Strategy]:
         """In memory, where the matrix stays beside them if forming it again takes longer; then in tiles on disk."""
         if self.itemsize == 4 and (p.kept_rows or against_float32(p)):  # models keep factors in float64
             return

@@ -4,6 +4,7 @@
 
     python -m tests.nightly.chaos damage [--target models|runs] [--trials 1000] [--seed S] [--json FILE] [--minutes M]
     python -m tests.nightly.chaos kills [--trials 1000] ...
+    python -m tests.nightly.chaos growths [--place disk|bucket|workers|memory] [--trials 1000] ...
     python -m tests.nightly.chaos inputs [--trials N] ...
     python -m tests.nightly.chaos hostile [--only table|model|configuration|lock] [--trials 1000] ...
     python -m tests.nightly.chaos page FILE... --keep docs/measured/chaos.jsonl --write docs/results/chaos.md
@@ -37,12 +38,13 @@ import click
 import pandas as pd
 import psutil
 
+from tests.nightly.chaos import growths
 from tests.nightly.chaos.kills import TARGETS, episodes
 from tests.nightly.chaos.outcomes import GOOD, Observation, Outcome
 from tests.nightly.chaos.processes import ROOT, Child, share_out
 from tests.tools.pages import replaced
 
-SECONDS = {"kills": 1800.0, "models": 30.0, "runs": 120.0, "inputs": 60.0, "hostile": 60.0}
+SECONDS = {"kills": 1800.0, "models": 30.0, "runs": 120.0, "inputs": 60.0, "hostile": 60.0, "growths": 600.0}
 """Limits for a trial of each part; fits and calls have their own."""
 BEGIN, END = "<!-- tables of chaos: begin -->", "<!-- tables of chaos: end -->"
 SHOWN = ("part", "row", "group", "outcome", "seed")
@@ -52,6 +54,7 @@ TITLES = {
     "runs": ("Damage to runs, between a kill and the next call", "damage"),
     "models": ("Damage to models, before they are loaded", "damage"),
     "inputs": ("Wrong inputs", "argument of"),
+    "growths": ("Sequences of growths with kills", "place: precision"),
     "hostile": ("Hostile tables, models, configurations and locks", "what was changed"),
 }
 Line = dict[str, Any]
@@ -198,6 +201,25 @@ def kills(places: tuple[str, ...], **given: Any) -> None:
             if (not numbers or number in numbers) and (not places or one.place in places):
                 what = (one.place, one.target, one.signal, one.name)
                 yield number, ("tests.nightly.chaos.kills:episode", *what, campaign.seed, number)
+
+    sys.exit(campaign.run(calls(), is_confined=False))
+
+
+@main.command("growths")
+@click.option("--place", "places", multiple=True, type=click.Choice(growths.PLACES), help="Only there; default: all.")
+@with_options
+def grow(places: tuple[str, ...], **given: Any) -> None:
+    """Let runs and models grow at random, with kills; 1,000 sequences."""
+    campaign = Campaign("growths", **given)
+
+    def calls() -> Iterator[Call]:
+        left = campaign.trials or 1000
+        for number, place in enumerate(growths.sequences(campaign.seed)):
+            if left == 0 or number > max(campaign.numbers, default=number):
+                return
+            if (not campaign.numbers or number in campaign.numbers) and (not places or place in places):
+                left -= 1
+                yield number, ("tests.nightly.chaos.growths:trial", place, campaign.seed, number)
 
     sys.exit(campaign.run(calls(), is_confined=False))
 
