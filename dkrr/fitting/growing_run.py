@@ -116,6 +116,7 @@ def claim(
     if not offer.factors:
         if theirs == fingerprint:
             _discard_growth(store)
+            run.repair_weights()
             return Claim()
         return _replaced(store, run, entries)
     if run.serves and offer.n == run.n:
