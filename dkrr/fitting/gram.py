@@ -454,8 +454,8 @@ class Float32Gram(FactoredGram):
         url = context.stored.store.url
         raise WrongStoreError(
             f"{reason}; the run in {url} has {context.kept.n:,} rows and a factor in float32, which cannot take "
-            f"{plural(self.n - context.kept.n, 'more row')}: give another store= to fit all {self.n:,} rows anew, or "
-            f"increase alpha there. The run is as it was"
+            f"{plural(self.n - context.kept.n, 'more row')}: give another store= for a new fit of all {self.n:,} rows, "
+            f"or increase alpha there. The run is unchanged"
         )
 
     def give_up(self, group: str, family: str, reason: str) -> None:
