@@ -199,7 +199,7 @@ def test_what_cannot_be_suggested_is_refused_with_the_remedy(data, tmp_path):
         dkrr.suggest(3, new, 1)
     with pytest.raises(InputError, match="KernelLogisticRegression, which has no variances"):
         dkrr.suggest(KernelLogisticRegression().fit(X, y[:, 0] > 0), new, 1)
-    with pytest.raises(InputError, match="2 values of alpha, 0.1 to 2, .*fit those of one alpha in a model"):
+    with pytest.raises(InputError, match="2 values of alpha, 0.1 to 2, .*fit those of one alpha in a separate model"):
         dkrr.suggest(KernelRidge([0.1, 2.0], kernel="rbf").fit(X, y), new, 1)
     with pytest.raises(InputError, match="kernel of model is 'precomputed'"):
         dkrr.suggest(KernelRidge(kernel="precomputed").fit(X @ X.T, y), new @ X.T, 1)
