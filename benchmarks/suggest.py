@@ -19,6 +19,7 @@ import dkrr
 from benchmarks import qm9
 from benchmarks.guide import BLUE, GREY, ORANGE
 from dkrr import KernelRidge, KernelRidgeCV
+from dkrr.typing import KernelName
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.intp]
@@ -66,7 +67,7 @@ def main(
     batch: int,
     rounds: int,
     seeds: int,
-    kernel: str,
+    kernel: KernelName,
 ) -> None:
     """Compare three ways to choose the molecules of the next fit."""
     sample = qm9.load(n_molecules, cache=cache)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dkrr.checks import checked_progress, checked_whole, shown, whole
 from dkrr.cluster.process import graceful_termination
-from dkrr.data import Table, as_table, table_or_value
+from dkrr.data import Table, table_or_value
 from dkrr.errors import InputError, InputTypeError
 from dkrr.estimators.kernel_estimator import KernelEstimator
 from dkrr.estimators.kernel_ridge import RidgeRegressor
@@ -46,6 +46,15 @@ class Suggestion:
     See Also
     --------
     dkrr.suggest : Suggest rows.
+
+    Examples
+    --------
+    >>> import numpy as np, dkrr
+    >>> model = dkrr.KernelRidge(alpha=0.1, kernel="rbf").fit([[0.0], [1.0]], [1.0, 2.0])
+    >>> new = np.array([[0.5], [3.0], [3.1], [9.0]])
+    >>> found = dkrr.suggest(model, new, 2)
+    >>> found.rows, found.gain.round(2)
+    (array([2, 3]), array([0.57, 0.29]))
     """
 
     rows: NDArray[np.intp]
@@ -165,11 +174,11 @@ def suggest(
     model._posteriors()  # made for this model, not for the copy with another limit
     model = model._limited(memory_limit)
     posteriors = model._posteriors().within(model.memory_limit, show)
-    alphas = np.unique(posteriors.request.outputs.alphas)  # type: ignore[union-attr]
+    alphas = np.unique(posteriors.request.outputs.alphas)
     if len(alphas) > 1:
         raise InputError(
             f"model has {len(alphas)} values of alpha, {alphas[0]:g} to {alphas[-1]:g}, and each has other variances; "
-            f"expected one for all targets: fit those of one alpha in a model of their own"
+            f"expected one for all targets: fit those of one alpha in a separate model"
         )
     rows = model._new_rows(model._known_columns(table_or_value(X)))
     check_rows(model._model, rows)
@@ -214,7 +223,7 @@ def write_suggestions(
         table = table_or_value(X)
         if not isinstance(table, Table):
             raise InputTypeError(f"keep is {shown(keep)}, and X is not a table; expected a table with these columns")
-        kept = Table.of(as_table(table).source).select(keep, "keep")
+        kept = Table.of(table.source).select(keep, "keep")
     taken = [] if kept is None else list(kept.names)
     row, gain = (_free_name(name, taken) for name in (ROW, GAIN))
     with graceful_termination(), written_aside(str(path), overwrite=overwrite, listed=None) as place:

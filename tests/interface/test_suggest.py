@@ -26,7 +26,7 @@ def model(folder):
 def test_rows_are_written_with_their_gain_and_columns_that_are_kept(model, end):
     line = f"suggest m.zarr --x pool.parquet -k 5 --n-candidates 20 --random-state 3 --keep id,row --out next{end}"
     said = run(line, "--json").stdout
-    expected = dkrr.suggest(model, np.load("new.npy"), 5, n_candidates=20, random_state=3)
+    expected = dkrr.suggest(model, "pool.parquet", 5, n_candidates=20, random_state=3)
     found = READERS[end](f"next{end}")
     assert list(found) == ["suggested_row", "id", "row", "gain"]
     assert found["suggested_row"].tolist() == found["row"].tolist() == expected.rows.tolist()
@@ -35,9 +35,10 @@ def test_rows_are_written_with_their_gain_and_columns_that_are_kept(model, end):
     assert json.loads(said)["rows"] == expected.rows.tolist()
 
 
-def test_rows_of_an_array_are_numbered(model):
+def test_rows_of_an_array_are_numbered(folder):
+    run("fit --x x.npy --y y.npy --model m.zarr --kernel rbf --quiet --uncertainty")
     assert run("suggest m.zarr --x new.npy -k 3 --out next.csv --quiet").stdout.startswith("3 rows in next.csv, 0.")
-    expected = dkrr.suggest(model, np.load("new.npy"), 3)
+    expected = dkrr.suggest(dkrr.load("m.zarr"), "new.npy", 3)
     found = pd.read_csv("next.csv")
     assert list(found) == ["row", "gain"] and found["row"].tolist() == expected.rows.tolist()
 
@@ -46,7 +47,7 @@ def test_the_same_command_has_nothing_to_do_and_others_do_not_overwrite(model):
     line = "suggest m.zarr --x pool.parquet --columns a,b,c,d,e --out next.parquet"
     run(f"{line} -k 3")
     assert "nothing to do (--overwrite suggests again)" in run(f"{line} -k 3").stdout
-    assert "--out" in run(f"{line} -k 4", code=2).stderr
+    assert "next.parquet exists already" in run(f"{line} -k 4", code=2).stderr
     run(f"{line} -k 4 --overwrite")
     assert len(pd.read_parquet("next.parquet")) == 4
 
