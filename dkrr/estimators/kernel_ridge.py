@@ -906,7 +906,7 @@ class KernelRidge(RidgeRegressor):
         unless there is a factor in float64 in memory: of ``uncertainty=True``, or of standard
         deviations. Another `alpha` means another factor: all rows are factored once more, and a
         message of `solve_result_` says so. Pickle keeps the rows, and not the factor, which the
-        next call makes anew.
+        next call makes again.
 
         Primal form. `alpha` may be changed between calls by `set_params`: it is not part of the
         sums. `solve_result_.residual` is that of the normal equations, since a residual of the dual

@@ -98,7 +98,7 @@ def grow(known: Grown | None, request: FitRequest, asked: Kernel, show: bool | N
     Parameters
     ----------
     known : GrownSums or GrownFactor, optional
-        What is kept of earlier rows, which stays as it is; None: there are none.
+        What is kept of earlier rows, which does not change; None: there are none.
     request : FitRequest
         The new rows.
     asked : Kernel
@@ -185,7 +185,7 @@ def _factored(
     known: GrownFactor | None, request: FitRequest, asked: Kernel, why: Reason, show: bool | None
 ) -> tuple[GrownFactor, Fit]:
     """Fit of all rows in dual form, with what is kept of the factor of the earlier ones."""
-    kept, space, messages, n_new = NOTHING_KEPT, None, (), request.rows.shape[0]
+    kept, space, n_new, messages = NOTHING_KEPT, None, request.rows.shape[0], tuple[str, ...]()
     because, outputs = replace(request.because, form=why, solver=KEEPS_FACTOR), request.outputs
     assert isinstance(outputs, Targets)
     if known is not None:

@@ -92,7 +92,7 @@ def choose(methods: Sequence[Method], problem: Problem, resources: Resources, dr
         _refuse(methods, candidates, problem, resources)
     cheapest = _cheapest(fitting)
     is_complete = cheapest.method.is_direct and not problem.folds_are_fitted
-    keeps = problem.n_kept_rows > 0 and cheapest.method.factors_matrix
+    keeps = problem.n_kept_rows > 0 and cheapest.form == "dual" and cheapest.method.factors_matrix
     grows = keeps and problem.n_kept_rows < problem.n
     anew = _candidates(methods, as_if_new(problem), resources, cheapest.form) if grows else []
     chosen = cheapest if is_complete else _completed(methods, cheapest, candidates, problem, resources)

@@ -11,7 +11,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import dkrr
-from dkrr.cluster import Progress, SerialExecutor, ThreadExecutor
+from dkrr.cluster import Meter, Progress, SerialExecutor, ThreadExecutor
 from dkrr.data import MemoryRows, as_rows
 from dkrr.errors import NotPositiveDefiniteError, WrongStoreError
 from dkrr.fitting.context import open_context
@@ -28,6 +28,7 @@ from dkrr.linalg.sources import MatrixTiles
 from dkrr.linalg.square import SquareFactor
 from dkrr.linalg.substitution import substituted
 from dkrr.planning.tile_sizes import Tiling
+from dkrr.solvers import ConjugateGradient, Float32Cholesky
 from dkrr.store import MemoryMatrix, TiledMatrix, TileGrid
 from tests import systems
 from tests.systems import (
@@ -40,7 +41,6 @@ from tests.systems import (
     random,
     remove_chunks,
     run,
-    run_in_any_order,
     vectors,
 )
 
@@ -87,6 +87,17 @@ def lower(matrix):
     return np.tril(found)
 
 
+def run_some(tasks, rng, stop=None, most=1):
+    """Run tasks, or so many of them, each at most so often, in an order that respects what they wait for."""
+    left, keys, done = list(tasks), {t.key for t in tasks}, set()
+    while left and len(done) != stop:
+        task = rng.choice([t for t in left if done.issuperset(keys.intersection(t.depends))])
+        for _ in range(rng.randint(1, most)):
+            task.function(Meter(), *task.arguments)
+        left.remove(task)
+        done.add(task.key)
+
+
 @pytest.mark.parametrize("columns_per_task", [0, 2])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("m", NEW)
@@ -103,7 +114,7 @@ def test_a_factor_in_a_store_grows_to_that_of_all_rows(tmp_path, h, m, dtype, co
     tasks = pickle.loads(pickle.dumps(cholesky_tasks(system)))
     assert {int(t.key.split("-")[1]) for t in tasks} == set(range(n_kept // TILE, system.grid.n_tiles))
     assert sum(t.flops for t in tasks) == pytest.approx((n**3 - n_kept**3) / 3)
-    run_in_any_order(tasks, chance.Random(0), most=2)
+    run_some(tasks, chance.Random(0), most=2)
     assert_allclose(lower(system.factor), np.linalg.cholesky(A + np.diag(shift)), **TOLERANCE[dtype])
     assert files_of(system.kept.matrix.arrays[0]) == before, "the old factor stays as it is"
     assert cholesky_tasks(system) == []
@@ -122,9 +133,7 @@ def test_a_growth_resumes_after_any_kill_and_lost_tiles_are_computed_again(tmp_p
     system = in_store(tmp_path, A, shift, n_kept, columns_per_task)
     before = files_of(system.kept.matrix.arrays[0])
     while tasks := cholesky_tasks(system):
-        stop = rng.randint(1, 4)
-        for task in SerialOrder(tasks, rng, stop):
-            run([replace(task, depends=())])
+        run_some(tasks, rng, rng.randint(1, 4))
     assert_allclose(lower(system.factor), expected, rtol=1e-11, atol=1e-12)
     assert files_of(system.kept.matrix.arrays[0]) == before
     old, new = system.factor.arrays
@@ -132,18 +141,8 @@ def test_a_growth_resumes_after_any_kill_and_lost_tiles_are_computed_again(tmp_p
     remove_chunks(new, [(3, 2), (5, 15)])
     tasks = cholesky_tasks(system)
     assert {t.key for t in tasks if t.key.startswith("L")} == {"L-1-0", "L-2-1", "L-3-0", "L-5-5"}
-    run_in_any_order(tasks, rng)
+    run_some(tasks, rng)
     assert_allclose(lower(system.factor), expected, rtol=1e-11, atol=1e-12)
-
-
-def SerialOrder(tasks, rng, stop):
-    """So many tasks, in an order that respects what they wait for."""
-    left, done = list(tasks), {d for t in tasks for d in t.depends} - {t.key for t in tasks}
-    for _ in range(min(stop, len(left))):
-        task = rng.choice([t for t in left if done.issuperset(t.depends)])
-        left.remove(task)
-        done.add(task.key)
-        yield task
 
 
 def test_a_factor_grows_again_and_again_in_a_store(tmp_path):
@@ -253,7 +252,7 @@ def beside(A, grid, kept=None):
 
 
 def test_a_matrix_beside_its_factors_grows_with_them_and_what_was_there_stays():
-    lengths, shifts = [7, 30, 31, 36, 60, 80], (0.3, 2.0)
+    lengths, shifts = [25, 30, 31, 36, 60, 80], (0.3, 2.0)
     A = positive_definite(80, 5)
     matrix, factors, earlier = None, {}, []
     for n in lengths:
@@ -372,7 +371,10 @@ def exact(data):
     return coef, constants
 
 
-SOLVERS = {"float64": (DirectDual, "cholesky"), "float32": (FactoredDual, dkrr.solvers.ConjugateGradient("float32"))}
+SOLVERS = {"float64": (DirectDual, "cholesky"), "float32": (FactoredDual, ConjugateGradient(Float32Cholesky()))}
+
+
+SOLVED = {"float64": {"rtol": 1e-8, "atol": 1e-9}, "float32": {"rtol": 1e-5, "atol": 1e-5}}
 
 
 def opened_regression(data, folder, keeps, dtype):
@@ -417,7 +419,7 @@ def test_a_regression_in_memory_grows_from_what_is_kept(keeps, is_weighted, fit_
         coef, constants = exact(data)
         assert_allclose(found.dual_coef, coef, rtol=1e-8, atol=1e-9)
         assert_allclose(found.intercept, constants, rtol=1e-8, atol=1e-9)
-        assert found.residual < 1e-13
+        assert found.residual < 1e-12
     assert calls == [1, 1, 1]
 
 
@@ -445,8 +447,8 @@ def test_a_regression_in_a_store_grows_from_what_is_kept(is_weighted, dtype):
         found, _ = solved(data, dtype, kept, folder="store")
     coef, constants = exact(data)
     assert calls == [1]
-    assert_allclose(found.dual_coef, coef, rtol=1e-7, atol=1e-8)
-    assert_allclose(found.intercept, constants, rtol=1e-7, atol=1e-8)
+    assert_allclose(found.dual_coef, coef, **SOLVED[dtype])
+    assert_allclose(found.intercept, constants, **SOLVED[dtype])
 
 
 def test_float32_that_cannot_take_the_new_rows_is_refused_before_the_old_run_is_touched():
@@ -481,7 +483,7 @@ def test_rows_that_are_left_out_in_memory_stay_in_the_factor(keeps, n):
     coef, constants = exact(data)
     assert_allclose(found.dual_coef, coef, rtol=1e-8, atol=1e-9)
     assert_allclose(found.intercept, constants, rtol=1e-8, atol=1e-9)
-    assert found.residual < 1e-13 and first.residual < 1e-13
+    assert found.residual < 1e-12 and first.residual < 1e-12
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -490,5 +492,5 @@ def test_rows_that_are_left_out_in_a_store_stay_in_the_factor(dtype):
     with stored_run(regression(n=N_KEPT), dtype) as kept:
         found, _ = solved(data, dtype, replace(kept, **more), folder="store")
     coef, constants = exact(data)
-    assert_allclose(found.dual_coef, coef, rtol=1e-7, atol=1e-8)
-    assert_allclose(found.intercept, constants, rtol=1e-7, atol=1e-8)
+    assert_allclose(found.dual_coef, coef, **SOLVED[dtype])
+    assert_allclose(found.intercept, constants, **SOLVED[dtype])

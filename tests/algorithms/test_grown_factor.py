@@ -15,6 +15,7 @@ from sklearn.preprocessing import StandardScaler
 
 import dkrr
 from dkrr import KernelRidge
+from dkrr.cluster.process import resident_bytes
 from dkrr.errors import InputError, MemoryLimitError, NotPositiveDefiniteError
 from dkrr.features import FourierGrid, Nystroem
 from dkrr.kernels import RBF, BagOfWords, CallableKernel, Linear
@@ -71,11 +72,11 @@ def assert_same(grown, whole, X, rtol=1e-9):
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=() if seed < 6 else pytest.mark.nightly) for seed in range(50)]
+    "seed", [pytest.param(seed, marks=() if seed < 5 else pytest.mark.nightly) for seed in range(50)]
 )
 def test_a_model_that_grows_is_that_of_all_rows(seed):
     rng = np.random.default_rng([seed, 52])
-    sizes = rng.choice([1, 2, 7, 60, 200, 511, 512, 700], int(rng.integers(2, 6))).tolist()
+    sizes = rng.choice([1, 2, 7, 60, 200, 511, 512, 700][: 5 if seed < 4 else None], int(rng.integers(2, 6))).tolist()
     X, y, weights = rows_of(rng, sum(sizes), t=3)
     weights = weights if seed % 3 else None
     if weights is not None and seed % 3 == 1:
@@ -185,9 +186,9 @@ def test_another_lambda_is_another_factor():
 def test_a_call_that_raises_leaves_the_model_as_it_was():
     X, y, _ = rows_of(np.random.default_rng(5), 60)
     model = KernelRidge(kernel="rbf", gamma=0.1, alpha=0.0).partial_fit(X[:40], y[:40])
-    state, expected = dict(vars(model)), model.predict(X, return_std=True)
+    state, expected = dict(vars(model)), model.predict(X[40:], return_std=True)
     for bad_X, bad_y, weights, error, message in (
-        (X[:3], y[:3], None, NotPositiveDefiniteError, "λ = 0.*row 40"),
+        (X[:3], y[:3], None, NotPositiveDefiniteError, "λ = alpha = 0: the pivot of row 40"),
         (X[40:, :2], y[40:], None, InputError, "X has 2 features, but KernelRidge is expecting 8"),
         (X[40:], y[40:, 0], None, InputError, r"y has shape \(20,\); expected \(n, 2\)"),
         (X[40:], y[41:], None, InputError, "inconsistent numbers of samples"),
@@ -197,8 +198,8 @@ def test_a_call_that_raises_leaves_the_model_as_it_was():
     ):
         with pytest.raises(error, match=message):
             model.partial_fit(bad_X, bad_y, weights)
-        assert vars(model) == state
-    for found, known in zip(model.predict(X, return_std=True), expected, strict=True):
+        assert vars(model).keys() == state.keys() and all(vars(model)[name] is state[name] for name in state)
+    for found, known in zip(model.predict(X[40:], return_std=True), expected, strict=True):
         assert np.array_equal(found, known)
     whole = KernelRidge(kernel="rbf", gamma=0.1, alpha=0.0).fit(X, y)
     assert_same(model.partial_fit(X[40:], y[40:]), whole, X, rtol=1e-7)
@@ -226,7 +227,7 @@ def test_containers_may_differ_from_call_to_call():
     table = pandas.DataFrame(X, columns=[*"abcdefgh"]).assign(y=y[:, 0])
     model = KernelRidge(**PLAIN).partial_fit(table[:50], "y").partial_fit(table[50:], "y")
     assert list(model.feature_names_in_) == [*"abcdefgh"]
-    assert_same(model, KernelRidge(**PLAIN).fit(X, y[:, 0]), X)
+    assert_same(model, KernelRidge(**PLAIN).fit(table, "y"), table[[*"abcdefgh"]])
     with pytest.raises(InputError, match="feature names"):
         model.partial_fit(table[[*"bacdefgh"]], table["y"])
 
@@ -362,10 +363,14 @@ def test_a_frozen_transformer_is_applied_to_every_call():
     assert "was kept" in model.solve_result_.messages[0]
 
 
+@pytest.mark.nightly
 def test_batches_of_targets_grow():
     rng = np.random.default_rng(16)
     X, y, _ = rows_of(rng, 300, t=2)
-    y = y @ rng.standard_normal((2, 60_000))
-    model = KernelRidge(**PLAIN, memory_limit="700 MiB").partial_fit(X[:200], y[:200]).partial_fit(X[200:], y[200:])
+    y = y @ rng.standard_normal((2, 30_000))
+    model = KernelRidge(**PLAIN, memory_limit=resident_bytes() + 3 * 2**28).partial_fit(X[:200], y[:200])
+    model.set_params(memory_limit=resident_bytes() + 3 * 2**28).partial_fit(X[200:], y[200:])
+    assert model.plan_.problem.batch > 0 and "was kept" in model.solve_result_.messages[0]
     whole = KernelRidge(**PLAIN).fit(X, y[:, :3])
     assert_allclose(model.dual_coef_[:, :3], whole.dual_coef_, rtol=0, atol=1e-9 * np.abs(whole.dual_coef_).max())
+    assert model.predict(X[:3], return_std=True)[1].shape == (3, 30_000)

@@ -111,7 +111,7 @@ def test_columns_far_from_zero_cost_no_digits(kernel, shift):
     rng = np.random.default_rng(4)
     X, y, _ = rows_of(rng, 300, shift=shift)
     parameters = {"kernel": kernel, "degree": 1 if kernel == "polynomial" else 3, "alpha": 0.1, "fit_intercept": True}
-    parameters |= {} if kernel == "linear" else {"gamma": 1.0}
+    parameters |= {"form": "primal"} | ({} if kernel == "linear" else {"gamma": 1.0})
     grown = grow(KernelRidge(**parameters), X, y, None, pieces(rng, 300, 20))
     centred = KernelRidge(alpha=0.1, fit_intercept=True, form="primal").fit(X - shift, y)
     assert_allclose(grown.predict(X), centred.predict(X - shift), rtol=0, atol=max(1e-11, 10 * EPS * shift))
