@@ -352,15 +352,27 @@ class GramOperator(GramMatrix):
                 factor.grow(settings.rank, after_round)
             elif factor.rank == 0 or is_complete is False:
                 factor.grow(factor.capacity, after_round)
-            elif checkpoints is not None and not checkpoints.has_any and not is_enough(factor):
+            elif checkpoints is not None and not checkpoints.has_any:
                 # The run has grown, or has not iterated yet: an iteration goes on with the factor that it began with.
-                factor.grow(min(factor.capacity, ceil(GROWTH * factor.rank)), after_round)
+                draw_further(factor, is_enough, after_round)
             if kept is not None:
                 kept.end()
         if checkpoints is not None:
             checkpoints.pivots = lambda: factor.index
             checkpoints.save_pivots(factor.index)
         return factor
+
+
+def draw_further(
+    factor: PivotedCholesky,
+    is_enough: Callable[[PivotedCholesky], bool],
+    after_round: Callable[[PivotedCholesky], bool],
+) -> None:
+    """Draw pivots beside those that were drawn from fewer rows, in rounds in proportion, until they are enough."""
+    before = 0
+    while before < factor.rank < factor.capacity and not is_enough(factor):
+        before = factor.rank
+        factor.grow(min(factor.capacity, ceil(GROWTH * before)), after_round)
 
 
 TOO_SMALL = (
@@ -442,8 +454,8 @@ class Float32Gram(FactoredGram):
         url = context.stored.store.url
         raise WrongStoreError(
             f"{reason}; the run in {url} has {context.kept.n:,} rows and a factor in float32, which cannot take "
-            f"{plural(self.n - context.kept.n, 'more row')}: give another store= to fit all {self.n:,} rows anew, or "
-            f"increase alpha there. The run is as it was"
+            f"{plural(self.n - context.kept.n, 'more row')}: give another store= for a new fit of all {self.n:,} rows, "
+            f"or increase alpha there. The run is unchanged"
         )
 
     def give_up(self, group: str, family: str, reason: str) -> None:

@@ -111,11 +111,12 @@ def claim(
         store.begin(**entries, weights=_entry_of(weights, ""))
         _write_weights(store, weights)
         return Claim()
-    run = _Run(RunStore(store.url), theirs, offer)
+    run = _RunInStore(RunStore(store.url), theirs, offer)
     run.refuse_others(fingerprint)
     if not offer.factors:
         if theirs == fingerprint:
             _discard_growth(store)
+            run.repair_weights()
             return Claim()
         return _replaced(store, run, entries)
     if run.serves and offer.n == run.n:
@@ -128,8 +129,8 @@ def claim(
 
 
 @dataclass
-class _Run:
-    """The run in a store, as a fit sees it."""
+class _RunInStore:
+    """The run in a store, compared with a fit."""
 
     store: RunStore
     theirs: dict[str, Any]
@@ -282,7 +283,7 @@ def lengths_of(fingerprint: dict[str, Any]) -> list[int]:
     return found if found and is_ascending else []
 
 
-def _replaced(store: RunStore, run: _Run, entries: dict[str, Any]) -> Claim:
+def _replaced(store: RunStore, run: _RunInStore, entries: dict[str, Any]) -> Claim:
     """Replace a run of which only what its iterations have found may serve, as their start."""
     offer, described, number = run.offer, run.described, store.new_number()
     store.replace(
@@ -300,7 +301,7 @@ def _replaced(store: RunStore, run: _Run, entries: dict[str, Any]) -> Claim:
     return Claim(None, (f"the store had a run of {plural(run.n, 'row')}{what}: {used}",))
 
 
-def _with_factors(store: RunStore, run: _Run, entries: dict[str, Any]) -> Claim:
+def _with_factors(store: RunStore, run: _RunInStore, entries: dict[str, Any]) -> Claim:
     """Replace a run by one of the same rows with other outputs, or other rows left out, which has the same factors."""
     described, arrays = run.described, run.store.matrix_arrays
     matrices = {name: arrays(name, run.n) for name in run.factor_names() if run.is_there(name)}
@@ -318,7 +319,7 @@ def _with_factors(store: RunStore, run: _Run, entries: dict[str, Any]) -> Claim:
     return Claim(run.left_out(), (_words(run, "the factor of the run in the store is kept"),))
 
 
-def _grown(store: RunStore, run: _Run, entries: dict[str, Any]) -> Claim:
+def _grown(store: RunStore, run: _RunInStore, entries: dict[str, Any]) -> Claim:
     """Work on a growth beside the run, of which its factors serve if it has any."""
     offer, described = run.offer, run.described
     tile, panel = (entries["layout"][name] for name in ("tile", "panel"))
@@ -349,7 +350,7 @@ def _grown(store: RunStore, run: _Run, entries: dict[str, Any]) -> Claim:
     commit = partial(store.commit_growth, **{FACTORED: offer.n})
     if not run.serves:
         text = f"more than {MAX_FRACTION:.0%} of its rows are left out, or their weights are not known"
-        message = f"the run in the store does not serve: {text}; all others are factored anew"
+        message = f"the run in the store does not serve: {text}; all others are factored again"
         return Claim(Kept(0, lambda _: None, commit=commit), (message,))
 
     def factor(group: str) -> TiledMatrix | None:
@@ -360,7 +361,7 @@ def _grown(store: RunStore, run: _Run, entries: dict[str, Any]) -> Claim:
     return Claim(run.left_out(factor, commit), (_words(run, f"the run in the store grows, and {kept}"),))
 
 
-def _words(run: _Run, what: str) -> str:
+def _words(run: _RunInStore, what: str) -> str:
     rows, n_left_out = plural(run.offer.n, "row"), len(run.rows_left_out)
     rows += f", {run.n:,} of them of the run" if run.offer.n > run.n else ""
     left_out = f"; {plural(n_left_out, 'row')} of weight 0 left out" if n_left_out else ""
@@ -373,7 +374,7 @@ def _with_given_up(entries: dict[str, Any], described: dict[str, Any]) -> dict[s
     return entries | ({"layout": {**entries["layout"], "given_up": given_up}} if given_up else {})
 
 
-def _before(run: _Run) -> dict[str, Any] | None:
+def _before(run: _RunInStore) -> dict[str, Any] | None:
     """Entry of what the iterations of a run have found; that of the run before, if this one has found nothing."""
     described, notes = run.described, notes_of_iterations(run.described["notes"])
     if CHECKPOINT not in notes and described["before"] is not None:

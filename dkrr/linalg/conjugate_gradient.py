@@ -116,6 +116,9 @@ MIXED_ITERATION_FACTOR = 1.15
 """Iterations with products in float32 over those in float64: every cycle restarts (measured 1.07 to 1.2)."""
 ROUND_TRIPS_PER_ITERATION = 3
 """Round trips to Dask's workers: one for A and two for a preconditioner whose factor they hold."""
+USEFUL_GUESS = 0.1
+"""Largest residual of a first guess, relative to that of 0, with which it is taken: what the solution of fewer rows
+leaves lies where iterations are slow (measured: with 0.4 more iterations than from 0; with 0.05 a quarter less)."""
 USELESS_CYCLE = 0.5
 """A cycle that leaves more of the true residual than this has met the limit of its precision."""
 MIN_MEASURED_REDUCTION = 1e-3
@@ -196,7 +199,7 @@ class Iteration:
         Parameters
         ----------
         start : ndarray of shape (n, m), optional
-            First guess, of those columns where it leaves less than 0 does.
+            First guess, taken for those columns where it leaves much less than 0 does.
         state : State, optional
             To resume from.
 

@@ -308,7 +308,7 @@ class RunStore:
         return self._growing > 0
 
     def has_grown(self, name: str) -> bool:
-        """Whether a matrix has tile rows in arrays of its own and of the run that it grows from."""
+        """Whether a matrix has tile rows of the run that it grows from, in arrays of that."""
         return name in self._facts[1]
 
     def resume_growth(self) -> None:

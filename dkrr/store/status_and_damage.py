@@ -366,7 +366,7 @@ def _status_of_run(path: str, run: RunStore, description: dict[str, Any]) -> Run
     is_finished, left = far.is_finished(kind, own), far.words(kind, own, None if copy is None else copy["name"])
     if (growing := description["growing"]) is not None:
         shape = (growing["fingerprint"] or {}).get("shape")
-        n_rows = plural(shape[0], "row") if matches(shape, [SIZE, SIZE]) else "more rows"
+        n_rows = plural(shape[0], "row") if shape and matches(shape, [SIZE, SIZE]) else "more rows"
         begun = [one for one in contents if one.name.startswith(f"{GROWTH}{growing['number']}/")]
         chunks = sum(one.expected - one.present for one in begun if one.name.endswith("/factor"))
         left += (

@@ -10,7 +10,7 @@ from dkrr.fitting.costs import alpha_check_costs
 from dkrr.fitting.costs.alpha_check_costs import ALPHA_CHECK
 from dkrr.kernels import RBF
 from dkrr.linalg.alpha_check import FACTORS, MAX_STEPS, TOL, paired_t, solutions_nearby
-from dkrr.solvers import Float32Cholesky
+from dkrr.solvers import ConjugateGradient, Float32Cholesky
 
 
 @pytest.mark.parametrize("alpha", [1e-4, 0.1, 10.0])
@@ -40,17 +40,17 @@ def test_students_t_of_paired_differences():
     d = others - own
     assert paired_t(own, others, np.ones(400)) == pytest.approx(d.mean() / (d.std() / 20))
     assert paired_t(own, own, np.ones(400)) == 0.0
-    assert paired_t(own, own - 1.0, np.ones(400)) == -np.inf
+    assert paired_t(np.zeros(256), np.full(256, -1.0), np.ones(256)) == -np.inf
     twice = np.r_[np.full(100, 2.0), np.ones(300)]
     assert paired_t(own, own - 0.1 * rng.random(400), twice) < -3
 
 
-def sample(n):
-    """Rows whose targets have much noise, for which 1e-6 is too small as λ and 1e4 too large."""
+def sample(n, signal=1.0):
+    """Rows, and targets with as much noise as signal."""
     rng = np.random.default_rng(4)
-    X = rng.uniform(-2, 2, (n, 2))
-    y = np.column_stack([np.sin(2 * X[:, 0]) + X[:, 1], X[:, 0] * X[:, 1]]) + 0.5 * rng.standard_normal((n, 2))
-    return X, 30 + y
+    X, noise = rng.uniform(-2, 2, (700, 2)), rng.standard_normal((700, 2))
+    y = signal * np.column_stack([np.sin(2 * X[:, 0]) + X[:, 1], X[:, 0] * X[:, 1]]) + noise
+    return X[:n], y[:n]
 
 
 @pytest.fixture
@@ -67,14 +67,22 @@ def searched(model):
 
 
 @pytest.mark.usefixtures("is_worth_it")
-@pytest.mark.parametrize(("alpha", "name"), [(1e-2, "3 alpha"), (300.0, "alpha/3"), (1.0, None)])
-@pytest.mark.parametrize("way", ["plain", "intercept", "weights", "float32"])
-def test_a_run_that_grows_says_whether_to_search_again(tmp_path, alpha, name, way):
-    X, y = sample(700)
+@pytest.mark.parametrize(
+    ("way", "alpha", "signal", "gamma", "name"),
+    [
+        ("plain", 0.1, 0.0, 5.0, "3 alpha"),
+        ("intercept", 300.0, 1.0, 0.5, "alpha/3"),
+        ("plain", 0.3, 1.0, 0.5, ""),
+        ("weights", 0.1, 0.0, 5.0, "3 alpha"),
+        ("float32", 300.0, 1.0, 0.5, "alpha/3"),
+    ],
+)
+def test_a_run_that_grows_says_whether_to_search_again(tmp_path, way, alpha, signal, gamma, name):
+    X, y = sample(700, signal)
     w = np.random.default_rng(2).choice([0.0, 0.5, 2.0], 700) if way == "weights" else np.ones(700)
-    settings = {**SETTINGS, "alpha": alpha, "fit_intercept": way == "intercept"}
+    settings = {**SETTINGS, "gamma": gamma, "alpha": alpha, "fit_intercept": way == "intercept"}
     if way == "float32":
-        settings["solver"] = Float32Cholesky()
+        settings["solver"] = ConjugateGradient(Float32Cholesky())
 
     def fitted(n):
         return KernelRidge(**settings, store=tmp_path / "run").fit(X[:n], y[:n], w[:n])
@@ -84,7 +92,7 @@ def test_a_run_that_grows_says_whether_to_search_again(tmp_path, alpha, name, wa
     found = searched(grown)
     assert ALPHA_CHECK in {stage.name for stage in grown.plan_.chosen.stages}
     expected = t_of_refits(X, y, w, settings, alpha * (3.0 if name == "3 alpha" else 1 / 3))
-    if name is None:
+    if not name:
         assert not found and expected > -3
     else:
         assert len(found) == 1 and found[0].startswith(f"search again: {name} predicts the new rows better")
@@ -113,7 +121,7 @@ def test_a_few_rows_say_nothing(tmp_path):
 @pytest.mark.usefixtures("is_worth_it")
 def test_a_model_in_memory_says_it_too():
     X, y = sample(700)
-    model = KernelRidge(**SETTINGS, alpha=[300.0, 1.0]).set_params(form="dual").fit(X[:400], y[:400])
+    model = KernelRidge(**SETTINGS, alpha=[300.0, 1.0], form="dual").partial_fit(X[:400], y[:400])
     found = searched(model.partial_fit(X[400:], y[400:]))
     assert len(found) == 1 and found[0].startswith("search again: alpha/3 of 300 predicts the new rows better")
 

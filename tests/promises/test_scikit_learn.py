@@ -292,7 +292,9 @@ RIDGE = "predict_interval predict_variance_bounds loo_residuals log_marginal_lik
 OF_ONE = {
     "KernelRidge": f"{RIDGE} set_predict_request partial_fit set_partial_fit_request",
     "KernelRidgeCV": f"{RIDGE} set_predict_request",
-    "KernelLogisticRegression": "decision_function predict_proba predict_log_proba fit_path",
+    "KernelLogisticRegression": (
+        "decision_function predict_proba predict_log_proba fit_path partial_fit set_partial_fit_request"
+    ),
     "KernelLogisticRegressionCV": "decision_function predict_proba predict_log_proba",
 }
 
