@@ -9,7 +9,7 @@ from dkrr import KernelRidge
 from dkrr.fitting.costs import alpha_check_costs
 from dkrr.fitting.costs.alpha_check_costs import ALPHA_CHECK
 from dkrr.kernels import RBF
-from dkrr.linalg.alpha_check import FACTORS, MAX_STEPS, TOL, paired_t, solutions_nearby
+from dkrr.linalg.nearby_alphas import FACTORS, MAX_STEPS, TOL, paired_t, solutions_nearby
 from dkrr.solvers import ConjugateGradient, Float32Cholesky
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from dkrr.fitting.costs.gram_costs import GramCosts
-from dkrr.linalg.alpha_check import FACTORS, MAX_STEPS, MIN_ROWS, alpha_check_work
+from dkrr.linalg.nearby_alphas import FACTORS, MAX_STEPS, MIN_ROWS, alpha_check_work
 from dkrr.linalg.substitution import apply_work
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources, cold_fraction
