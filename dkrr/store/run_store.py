@@ -154,7 +154,8 @@ class RunStore:
             arrays = tuple(self.opened(array) for array, _, _ in listed)
         except DamagedChunkError:
             return None
-        if any(array.chunks != (grid.tile, grid.panel) for array in arrays):
+        sizes = grid.tile, grid.panel  # of chunks, which an array of fewer rows has no larger than itself
+        if any(array.chunks != tuple(map(min, sizes, array.shape)) for array in arrays):
             return None
         matrix = TiledMatrix(arrays, grid, tuple(first for _, first, _ in listed))
         return matrix if matrix.is_complete else None
