@@ -14,9 +14,9 @@ from dkrr.fitting.costs.alpha_check_costs import ALPHA_CHECK
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.gram import GramMatrix
 from dkrr.fitting.kept import Kept
-from dkrr.linalg.alpha_check import FACTORS, MAX_ROWS, MIN_ROWS, SIGNIFICANCE, paired_t, solutions_nearby
 from dkrr.linalg.factor import Factor, LocalFactor, MemoryFactor, ScaledFactor, SharedFactor
 from dkrr.linalg.float32_tiles import rounding_scale
+from dkrr.linalg.nearby_alphas import FACTORS, MAX_ROWS, MIN_ROWS, SIGNIFICANCE, paired_t, solutions_nearby
 from dkrr.planning import Plan
 
 Array = NDArray[np.float64]

@@ -353,7 +353,7 @@ class GramOperator(GramMatrix):
             elif factor.rank == 0 or is_complete is False:
                 factor.grow(factor.capacity, after_round)
             elif checkpoints is not None and not checkpoints.has_any:
-                # The run has grown, or has not iterated yet: an iteration goes on with the factor that it began with.
+                # The run has grown, or has not iterated yet: an iteration continues with the factor that it began with.
                 draw_further(factor, is_enough, after_round)
             if kept is not None:
                 kept.end()
@@ -454,8 +454,8 @@ class Float32Gram(FactoredGram):
         url = context.stored.store.url
         raise WrongStoreError(
             f"{reason}; the run in {url} has {context.kept.n:,} rows and a factor in float32, which cannot take "
-            f"{plural(self.n - context.kept.n, 'more row')}: give another store= to fit all {self.n:,} rows anew, or "
-            f"increase alpha there. The run is as it was"
+            f"{plural(self.n - context.kept.n, 'more row')}: give another store= for a new fit of all {self.n:,} rows, "
+            f"or increase alpha there. The run is unchanged"
         )
 
     def give_up(self, group: str, family: str, reason: str) -> None:

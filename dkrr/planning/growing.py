@@ -16,10 +16,10 @@ def as_if_new(problem: Problem) -> Problem:
     return replace(problem, kept_rows=0, layout=None)
 
 
-def instead_of_growing(chosen: Strategy, anew: Sequence[Strategy]) -> tuple[Strategy, ...]:
+def instead_of_growing(chosen: Strategy, new_fits: Sequence[Strategy]) -> tuple[Strategy, ...]:
     """Best candidates of a fit that keeps nothing, with and without a complete factor."""
     best = dict[bool, Strategy]()
-    for c in sorted(anew, key=lambda c: c.seconds):
+    for c in sorted(new_fits, key=lambda c: c.seconds):
         if not c.refused:
             best.setdefault(c.is_direct, c)
     others = sorted(best.values(), key=lambda c: c.seconds)
@@ -31,7 +31,7 @@ def _why_not(c: Strategy, chosen: Strategy) -> Reason:
     return Reason(KEEPS_NOTHING.code, f"{KEEPS_NOTHING}, {ratio:.2g} × the time") if ratio > 1.0 else KEEPS_NOTHING
 
 
-def growth_reason(problem: Problem, chosen: Strategy, anew: Sequence[Strategy]) -> Reason:
+def growth_reason(problem: Problem, chosen: Strategy, new_fits: Sequence[Strategy]) -> Reason:
     """What is kept, and what that saves."""
     n, kept = problem.n, problem.n_kept_rows
     if kept >= n:
@@ -39,7 +39,7 @@ def growth_reason(problem: Problem, chosen: Strategy, anew: Sequence[Strategy]) 
     else:
         share = 1.0 - (kept / n) ** 3
         text = f"{plural(kept, 'row')} kept, {n - kept:,} new: {share:.2g} of the operations of a new fit"
-    seconds = min((c.seconds for c in anew if c.is_direct and not c.refused), default=None)
+    seconds = min((c.seconds for c in new_fits if c.is_direct and not c.refused), default=None)
     if seconds is not None:
         text += f", about {format_seconds(chosen.seconds)} instead of {format_seconds(seconds)}"
     return Reason("grows", text)

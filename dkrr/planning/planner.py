@@ -94,7 +94,7 @@ def choose(methods: Sequence[Method], problem: Problem, resources: Resources, dr
     is_complete = cheapest.method.is_direct and not problem.folds_are_fitted
     keeps = problem.n_kept_rows > 0 and cheapest.form == "dual" and cheapest.method.factors_matrix
     grows = keeps and problem.n_kept_rows < problem.n
-    anew = _candidates(methods, as_if_new(problem), resources, cheapest.form) if grows else []
+    new_fits = _candidates(methods, as_if_new(problem), resources, cheapest.form) if grows else []
     chosen = cheapest if is_complete else _completed(methods, cheapest, candidates, problem, resources)
     return Plan(
         problem=problem,
@@ -104,8 +104,8 @@ def choose(methods: Sequence[Method], problem: Problem, resources: Resources, dr
         candidates=(cheapest, *(c for c in candidates if c is not cheapest)) if len(candidates) > 1 else (cheapest,),
         drawing=drawing,
         impossible=tuple(impossible),
-        compared=instead_of_growing(cheapest, anew),
-        more=(growth_reason(problem, cheapest, anew),) if keeps else (),
+        compared=instead_of_growing(cheapest, new_fits),
+        more=(growth_reason(problem, cheapest, new_fits),) if keeps else (),
     )
 
 

@@ -9,7 +9,7 @@ from dkrr import KernelRidge
 from dkrr.fitting.costs import alpha_check_costs
 from dkrr.fitting.costs.alpha_check_costs import ALPHA_CHECK
 from dkrr.kernels import RBF
-from dkrr.linalg.alpha_check import FACTORS, MAX_STEPS, TOL, paired_t, solutions_nearby
+from dkrr.linalg.nearby_alphas import FACTORS, MAX_STEPS, TOL, paired_t, solutions_nearby
 from dkrr.solvers import ConjugateGradient, Float32Cholesky
 
 
@@ -127,6 +127,7 @@ def test_a_model_in_memory_says_it_too():
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("is_worth_it")
 def test_on_molecules_of_qm9(tmp_path):
     """λ is too large where the first rows were few, and is not searched again in vain."""
     sample = qm9.load(2000)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from dkrr.fitting.costs.gram_costs import GramCosts
-from dkrr.linalg.alpha_check import FACTORS, MAX_STEPS, MIN_ROWS, alpha_check_work
+from dkrr.linalg.nearby_alphas import FACTORS, MAX_STEPS, MIN_ROWS, alpha_check_work
 from dkrr.linalg.substitution import apply_work
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources, cold_fraction
@@ -34,7 +34,7 @@ def with_alpha_check(chosen: Strategy, p: Problem, r: Resources, itemsize: int) 
     site, width = GramCosts(p, r, chosen.place), p.systems.n_right_sides
     work, seconds = alpha_check_work(n, n_new, width, p.entry_time(), itemsize), None
     if not chosen.place.is_memory:
-        grid = TileGrid(n, min(chosen.tiling.tile, n), min(chosen.tiling.panel, n))
+        grid = TileGrid(n, chosen.tiling.tile, chosen.tiling.panel)
         one = apply_work(grid, len(FACTORS) * width, itemsize, chosen.place.slots if r.cluster_is_running else None)
         rates = r.rates.reading(cold_fraction(one.read_bytes, site.cache_bytes(chosen.peak_bytes)))
         seconds = (1 + MAX_STEPS) * rates.seconds(one, r.local_threads)

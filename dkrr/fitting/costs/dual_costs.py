@@ -181,8 +181,9 @@ def _strategy(
 def kept_or_again(site: GramCosts, method: Method, again: Strategy) -> Strategy:
     """The matrix beside its factors, or formed again."""
     kept = factored_in_memory(site, 8, method, keeps=True)
-    pays = kept.seconds < KEPT_TIME_FRACTION * again.seconds and kept.peak_bytes <= kept.limit_bytes
-    return kept if pays else again
+    # Sums of products with tiles that are formed again may take more memory than the matrix, for many targets.
+    pays = kept.seconds < KEPT_TIME_FRACTION * again.seconds or again.peak_bytes > again.limit_bytes
+    return kept if pays and kept.peak_bytes <= kept.limit_bytes else again
 
 
 def factored_in_memory(site: GramCosts, itemsize: Itemsize, method: Method, *, keeps: bool) -> Strategy:
