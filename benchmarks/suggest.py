@@ -2,8 +2,9 @@
 
 ``python -m benchmarks.suggest --out docs/images --cache output/cache`` begins with 300 molecules of QM9, takes 200 more
 out of a pool four times, and measures the errors of held-out molecules each time. Each seed draws another start,
-another pool and other held-out molecules. The three ways share them, so that their differences are paired. λ is chosen
-by the first molecules, and stays. One line of JSON for each seed and way on stdout; a table on stderr; a picture.
+another pool and other held-out molecules. The three ways share them, so that their differences are paired. λ and γ are
+chosen by the first molecules, and stay; descriptors are standardised by the pool, which takes
+no targets. One line of JSON for each seed and way on stdout; a table on stderr; a picture.
 """
 
 import json
@@ -24,7 +25,8 @@ from dkrr.typing import KernelName
 Floats = NDArray[np.float64]
 Integers = NDArray[np.intp]
 
-ALPHAS = np.geomspace(1e-8, 1e-1, 15)
+ALPHAS = np.geomspace(1e-6, 1e-1, 11)
+GAMMAS = np.array([0.015, 0.03, 0.06, 0.125, 0.25, 0.5]) / qm9.N_FEATURES
 
 
 def _random(model: KernelRidge, pool: Floats, k: int, seed: int) -> Integers:  # noqa: ARG001
@@ -57,7 +59,7 @@ WAYS: dict[str, tuple[Way, str]] = {
 @click.option("--batch", default=200, show_default=True, help="Molecules that are added at once.")
 @click.option("--rounds", default=4, show_default=True, help="Times that some are added.")
 @click.option("--seeds", default=5, show_default=True)
-@click.option("--kernel", type=click.Choice(["rbf", "laplacian"]), default="laplacian", show_default=True)
+@click.option("--kernel", type=click.Choice(["rbf", "laplacian"]), default="rbf", show_default=True)
 def main(
     out: Path,
     cache: Path,
@@ -76,14 +78,25 @@ def main(
     for seed in range(seeds):
         order = np.random.default_rng(seed).permutation(n_molecules)
         test, rest = order[:n_test], order[n_test:]
-        X, y = _standardised(sample, rest[:start])
-        search = KernelRidgeCV(ALPHAS, kernel=kernel, gamma=1 / X.shape[1], cv=5).fit(X[rest[:start]], y[rest[:start]])
-        model = KernelRidge(search.alpha_, kernel=kernel, gamma=1 / X.shape[1], fit_intercept=True, uncertainty=True)
+        X, y = _standardised(sample, rest)
+        search = KernelRidgeCV(ALPHAS, kernel=kernel, gamma=GAMMAS.tolist(), cv=5, refit=False)
+        best = search.fit(X[rest[:start]], y[rest[:start]]).best_params_
+        gamma = float(best["gamma"])
+        model = KernelRidge(search.alpha_, kernel=kernel, gamma=gamma, fit_intercept=True, uncertainty=True)
         for name, (choose, _) in WAYS.items():
             found = _run(model, choose, X, y, rest, test, sizes, seed)
             errors[name].append(found)
             click.echo(
-                json.dumps({"way": name, "seed": seed, "kernel": kernel, "alpha": search.alpha_, "errors": found})
+                json.dumps(
+                    {
+                        "way": name,
+                        "seed": seed,
+                        "kernel": kernel,
+                        "alpha": search.alpha_,
+                        "gamma": gamma,
+                        "errors": found,
+                    }
+                )
             )
     click.echo(_table(errors, sizes), err=True)
     path = out / "suggest-molecules.png"
@@ -93,7 +106,7 @@ def main(
 
 
 def _standardised(sample: qm9.Molecules, rows: Integers) -> tuple[Floats, Floats]:
-    """All descriptors, standardised by some rows (what does not vary among these only moved), and targets."""
+    """All descriptors, standardised by some rows, and targets; what does not vary among these is only moved."""
     X = sample.descriptors
     scale = np.where(np.ptp(X[rows], axis=0) > 0, X[rows].std(axis=0), 1.0)
     return (X - X[rows].mean(axis=0)) / scale, sample.target
