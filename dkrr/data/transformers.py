@@ -149,7 +149,7 @@ def checked_transformer(transformer: Any, kernel: Kernel) -> Any:
 
 
 def is_fitted(transformer: Any) -> bool:
-    """Whether a transformer is taken as it is: it has learned from rows, or is frozen and has nothing to learn."""
+    """Whether a transformer is used unchanged: it has learned from rows, or is frozen and has nothing to learn."""
     if isinstance(transformer, FrozenEstimator):
         return not _is_unfitted(transformer.estimator)
     if isinstance(transformer, Pipeline):  # which asks its last step only

@@ -353,7 +353,7 @@ class GramOperator(GramMatrix):
             elif factor.rank == 0 or is_complete is False:
                 factor.grow(factor.capacity, after_round)
             elif checkpoints is not None and not checkpoints.has_any:
-                # The run has grown, or has not iterated yet: an iteration goes on with the factor that it began with.
+                # The run has grown, or has not iterated yet: an iteration continues with the factor that it began with.
                 draw_further(factor, is_enough, after_round)
             if kept is not None:
                 kept.end()

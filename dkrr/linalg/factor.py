@@ -23,6 +23,7 @@ from dkrr.linalg.cholesky import Matrix
 from dkrr.linalg.residual import Check, SystemSolution
 from dkrr.linalg.substitution import Substitution, block_cuts, both_sweeps, substituted
 from dkrr.store import ChunkedArray, RunStore
+from dkrr.store.run_store import APPLICATION
 
 Array = NDArray[np.float64]
 
@@ -198,9 +199,13 @@ class SharedFactor(Factor):
     group: str
     slots: int
     record: RunRecord = field(default_factory=RunRecord)
+    _is_first: bool = field(default=True, init=False, repr=False)
 
     def solve(self, right_sides: Array) -> Array:
-        grid, m, name = self.matrix.grid, right_sides.shape[1], f"{self.group}/apply-{uuid.uuid4().hex[:8]}"
+        grid, m, name = self.matrix.grid, right_sides.shape[1], f"{self.group}/{APPLICATION}{uuid.uuid4().hex[:8]}"
+        if self._is_first:
+            self._is_first = False
+            self.store.delete_below(self.group, APPLICATION)
         cuts = block_cuts(grid.n_tiles, self.slots)
 
         def vectors(of: str, rows: int = grid.n) -> ChunkedArray:

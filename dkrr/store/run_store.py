@@ -43,6 +43,8 @@ ENDED = "ended"
 """Name of the last stage of a run without a result."""
 GROWTH = "growth-"
 """Beginning of the names of the groups of growths, before their numbers: all that a run writes once it has grown."""
+APPLICATION = "apply-"
+"""Beginning of the names of the groups of vectors while a factor is applied; a run that was killed leaves them."""
 FACTORED = "factored"
 """Name of the note that the factors of a run are complete, of as many rows."""
 BATCHES = "batches"
@@ -152,7 +154,8 @@ class RunStore:
             arrays = tuple(self.opened(array) for array, _, _ in listed)
         except DamagedChunkError:
             return None
-        if any(array.chunks != (grid.tile, grid.panel) for array in arrays):
+        sizes = grid.tile, grid.panel  # of chunks, which an array of fewer rows has no larger than itself
+        if any(array.chunks != tuple(map(min, sizes, array.shape)) for array in arrays):
             return None
         matrix = TiledMatrix(arrays, grid, tuple(first for _, first, _ in listed))
         return matrix if matrix.is_complete else None
@@ -483,6 +486,12 @@ class RunStore:
         found = NOT_GROWN | found
         check_description(self.url, found, RUN, ". Give another store= or delete this one")
         return found
+
+    def delete_below(self, group: str, beginning: str) -> None:
+        """Delete what has a name that begins so in a group."""
+        for name in self.place(self.inner(group)).names():
+            if name.startswith(beginning):
+                self.delete(f"{group}/{name}")
 
     def delete(self, name: str = "") -> None:
         """Delete an array, a matrix or a group in the store, or all of it; files that dkrr did not write stay."""

@@ -31,7 +31,7 @@ from dkrr.store.how_far import HowFar
 from dkrr.store.lock import who_owns
 from dkrr.store.paths import NAMES, resolved_place
 from dkrr.store.places import place_at
-from dkrr.store.run_store import CHECKPOINT, FACTOR, GROWTH, PIVOTS, PLAN, WORK, RunStore
+from dkrr.store.run_store import APPLICATION, CHECKPOINT, FACTOR, GROWTH, PIVOTS, PLAN, WORK, RunStore
 from dkrr.text import Explained, format_bytes, one_line, plural
 
 MAX_TILES = 2**23
@@ -576,9 +576,9 @@ def _is_triangle(name: str, ranges: ArrayRanges) -> bool:
 
 
 def _is_working(name: str) -> bool:
-    """Whether an array of a run holds sums that tasks pass on to each other, of which not all need ever be there."""
+    """Whether an array of a run holds what tasks pass on to each other, of which not all need ever be there."""
     last = name.rpartition("/")[2]
-    return last.startswith("sum-") or last.endswith("-sums")
+    return last.startswith("sum-") or last.endswith("-sums") or f"/{APPLICATION}" in name
 
 
 def _complete_arrays(run: RunStore) -> list[str]:

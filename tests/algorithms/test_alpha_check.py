@@ -127,6 +127,7 @@ def test_a_model_in_memory_says_it_too():
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("is_worth_it")
 def test_on_molecules_of_qm9(tmp_path):
     """λ is too large where the first rows were few, and is not searched again in vain."""
     sample = qm9.load(2000)

@@ -424,10 +424,10 @@ def test_a_regression_in_memory_grows_from_what_is_kept(keeps, is_weighted, fit_
 
 
 @contextmanager
-def stored_run(data, dtype):
-    """What a run in a store has left."""
+def earlier(data, dtype, folder="store"):
+    """What a fit of fewer rows has left in a store, or in memory without one."""
     name = "system" if dtype == "float64" else "factored"
-    plan, strategy = opened_regression(data, "store", keeps=False, dtype=dtype)
+    plan, strategy = opened_regression(data, folder, keeps=False, dtype=dtype)
     with open_context(plan, None, Progress()) as context:
         systems, factors = SOLVERS[dtype][0](strategy, data, plan, context), {}
         for number, alpha in enumerate(sorted(set(data.alphas))):
@@ -442,7 +442,7 @@ def stored_run(data, dtype):
 def test_a_regression_in_a_store_grows_from_what_is_kept(is_weighted, dtype):
     weights = np.random.default_rng(3).uniform(0.5, 2.0, N) if is_weighted else None
     data, calls = regression(weights), []
-    with stored_run(regression(weights, n=N_KEPT), dtype) as kept:
+    with earlier(regression(weights, n=N_KEPT), dtype) as kept:
         kept = replace(kept, commit=lambda: calls.append(1))
         found, _ = solved(data, dtype, kept, folder="store")
     coef, constants = exact(data)
@@ -451,11 +451,21 @@ def test_a_regression_in_a_store_grows_from_what_is_kept(is_weighted, dtype):
     assert_allclose(found.intercept, constants, **SOLVED[dtype])
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_factor_in_float32_in_memory_grows(keeps):
+    data, calls = regression(), []
+    with earlier(regression(n=N_KEPT), "float32", folder=None) as kept:
+        assert kept.factor("factored-1").dtype == "float32"
+        found, _ = solved(data, "float32", replace(kept, commit=lambda: calls.append(1)), keeps=keeps)
+    assert calls == [1] and found.outcome is None
+    assert_allclose(found.dual_coef, exact(data)[0], **SOLVED["float32"])
+
+
 def test_float32_that_cannot_take_the_new_rows_is_refused_before_the_old_run_is_touched():
     first, calls = regression(n=N_KEPT, alphas=np.array([1e-2, 1e-2])), []
     data = regression(alphas=np.array([1e-9, 1e-9]))
     data.rows.array[N_KEPT:] = data.rows.array[: N - N_KEPT]  # repeated rows, of which λ is the only difference
-    with stored_run(first, "float32") as kept:
+    with earlier(first, "float32") as kept:
         before = files_of(kept.factor("factored-0").arrays[0])
         kept = replace(kept, commit=lambda: calls.append(1))
         with pytest.raises(WrongStoreError, match=r"83 rows and a factor in float32, which cannot take 37 more rows"):
@@ -489,7 +499,7 @@ def test_rows_that_are_left_out_in_memory_stay_in_the_factor(keeps, n):
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_rows_that_are_left_out_in_a_store_stay_in_the_factor(dtype):
     data, more = without_some(N)
-    with stored_run(regression(n=N_KEPT), dtype) as kept:
+    with earlier(regression(n=N_KEPT), dtype) as kept:
         found, _ = solved(data, dtype, replace(kept, **more), folder="store")
     coef, constants = exact(data)
     assert_allclose(found.dual_coef, coef, **SOLVED[dtype])

@@ -1,5 +1,7 @@
 """Rows of weight 0 that a factor still has: solutions are those of the system without them."""
 
+from pathlib import Path
+
 import dask
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from dkrr.linalg.factor import LocalFactor, ScaledFactor
 from dkrr.linalg.left_out import LeftOutFactor, left_out_bytes, pays
 from dkrr.linalg.square import SquareFactor
 from dkrr.solvers import ConjugateGradient, Float32Cholesky
-from dkrr.store import MemoryMatrix
+from dkrr.store import MemoryMatrix, RunStore
 
 N, RNG = 1200, np.random.default_rng(5)
 ROWS = RNG.normal(size=(N, 4))
@@ -153,7 +155,12 @@ def test_standard_deviations_do_not_know_the_rows(tmp_path):
 def test_workers_leave_rows_out(tmp_path, workers):
     store, weights = str(tmp_path / "run.zarr"), leaving(5, 6, 290)
     with workers.as_current(), dask.config.set({"dkrr.rates.gemm-gflops": 1e-3}):
-        fit(store, WEIGHTS, 250, alpha=0.01)
+        fit(store, WEIGHTS, alpha=0.01)
+        run = RunStore(store)
+        run.create_group("system-0/apply-old")  # a run that was killed while it applied the factor
+        run.create_array("system-0/apply-old/residual", (300, 3), (64, 3))
+        assert dkrr.status(store).is_finished and dkrr.verify(store).is_whole
         found = fit(store, weights, alpha=0.01)
         assert found.plan_.execution == "dask"
     compare(found, weights, alpha=0.01)
+    assert not list(Path(store).rglob("apply-*")) and dkrr.status(store).is_finished

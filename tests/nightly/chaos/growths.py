@@ -311,8 +311,10 @@ class Sequence:
     def fitted(self, call: Call, number: int = 0, seconds: float | None = None) -> Any:
         """Answer of a fit in a fork, and its number of writes; None if it was killed."""
 
+        address = shared_cluster().ensure() if self.place == "workers" else None  # which is to outlive the fork
+
         def work() -> Answer:
-            with self.workers():
+            with on_workers(address):
                 model = call.fit(self.problem, self.url)
             verified, status = dkrr.verify(self.url), dkrr.status(self.url)
             from dkrr.store.format import read_group
@@ -331,17 +333,6 @@ class Sequence:
             )
 
         return in_fork(self.folder, work, number, seconds)
-
-    @contextmanager
-    def workers(self) -> Iterator[None]:
-        """Client of the cluster, for sequences on workers."""
-        if self.place != "workers":
-            yield
-            return
-        from distributed import Client
-
-        with Client(shared_cluster().ensure()), dask.config.set({"dkrr.rates.gemm-gflops": 1e-3}):
-            yield
 
     def checked(self, call: Call) -> tuple[Answer, int]:
         """Answer of an undisturbed fit, which is compared with a new one."""
@@ -397,6 +388,18 @@ class Sequence:
 
         found = read_group(self.url) or {}
         return list(found["fingerprint"]["lengths"]), list(map(str, dkrr.verify(self.url).damage))
+
+
+@contextmanager
+def on_workers(address: str | None) -> Iterator[None]:
+    """Client of a cluster, where there is one."""
+    if address is None:
+        yield
+        return
+    from distributed import Client
+
+    with Client(address), dask.config.set({"dkrr.rates.gemm-gflops": 1e-3}):
+        yield
 
 
 def _distance(found: Array, expected: Array) -> float:
