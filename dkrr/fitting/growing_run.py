@@ -156,7 +156,7 @@ class _RunInStore:
         names = [name for name in differences(theirs, ours) if not self._may_differ(name, ours)]
         where = remedy = ""
         if names and 0 < self.offer.n < self.n and not {"kernel", "dtype", "alpha"} & set(names):
-            remedy = FEWER.format(theirs=self.n, ours=self.offer.n)
+            remedy, names = FEWER.format(theirs=self.n, ours=self.offer.n), ["shape"]
         elif names and self.offer.n > self.n > 0 and {"X", "kernel"} & set(names):
             remedy = LEARNS
         blocks = self.described["blocks"]
