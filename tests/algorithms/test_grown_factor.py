@@ -374,3 +374,10 @@ def test_batches_of_targets_grow():
     whole = KernelRidge(**PLAIN).fit(X, y[:, :3])
     assert_allclose(model.dual_coef_[:, :3], whole.dual_coef_, rtol=0, atol=1e-9 * np.abs(whole.dual_coef_).max())
     assert model.predict(X[:3], return_std=True)[1].shape == (3, 30_000)
+
+
+def test_intervals_follow_from_the_factor_that_has_grown():
+    X, y, weights = rows_of(np.random.default_rng(17), 700)
+    grown = grow(KernelRidge(**PLAIN, fit_intercept=True), X, y, weights, [slice(0, 600), slice(600, 700)])
+    whole = KernelRidge(**PLAIN, fit_intercept=True).fit(X, y, weights)
+    assert_allclose(grown.predict_interval(X[:9]), whole.predict_interval(X[:9]), rtol=1e-9)
