@@ -47,7 +47,8 @@ def request(host: str, method: str, path: str, data: bytes | None = None) -> byt
     """Answer of a server to one request."""
     asked = urllib.request.Request(f"http://{host}{path}", data, {"Authorization": WHO}, method=method)
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=60) as answer:
-        return answer.read()
+        content: bytes = answer.read()
+    return content
 
 
 @contextmanager

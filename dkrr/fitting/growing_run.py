@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dkrr.data.rows import Checksums, digest_of
 from dkrr.errors import InputError, NotFiniteError, NotPositiveDefiniteError, StoreError, UnreachableStoreError
 from dkrr.fitting.kept import Kept
-from dkrr.linalg.left_out import MAX_FRACTION, pays
+from dkrr.linalg.left_out import MAX_FRACTION, MAX_ROWS, pays
 from dkrr.store import TiledMatrix, TileGrid
 from dkrr.store.fingerprints import differences, plain, refusal
 from dkrr.store.run_store import CHECKPOINT, FACTORED, GROWTH, UNLIKE_OURS, WORK, RunStore, notes_of_iterations
@@ -349,7 +349,8 @@ def _grown(store: RunStore, run: _RunInStore, entries: dict[str, Any]) -> Claim:
     _write_weights(store, weights)
     commit = partial(store.commit_growth, **{FACTORED: offer.n})
     if not run.serves:
-        text = f"more than {MAX_FRACTION:.0%} of its rows are left out, or their weights are not known"
+        most = f"more than {MAX_FRACTION:.0%} of its rows are left out (or {MAX_ROWS:,})"
+        text = f"{most}, or their weights are not known"
         message = f"the run in the store does not serve: {text}; all others are factored again"
         return Claim(Kept(0, lambda _: None, commit=commit), (message,))
 

@@ -27,7 +27,9 @@ Array = NDArray[np.float64]
 
 MAX_FRACTION = 0.1
 """Largest fraction of the rows of a factor that is left out of it: a new factor then takes little more operations."""
-COLUMN_BYTES = 32 * 2**20
+MAX_ROWS = 2048
+"""Most rows that are left out: Z_S and its factor take 64 MiB of the calling process, which no plan counts."""
+COLUMN_BYTES = 8 * 2**20
 """Columns of the identity that are solved for at once."""
 MAX_COLUMNS = 256
 PROJECTIONS = {"float64": 2, "float32": 1}
@@ -37,19 +39,7 @@ leaves of x_S. Measured with rows that are nearly repeated and λ = 1e-8, residu
 
 def pays(n: int, k: int) -> bool:
     """Whether leaving k rows out of a factor of n is better than a factor of the others."""
-    return k <= MAX_FRACTION * n
-
-
-def left_out_bytes(n: int, k: int) -> int:
-    """Memory of the calling process for Z_S and its factor, and for the columns that are solved for at once.
-
-    Parameters
-    ----------
-    n : int
-    k : int
-        Rows that are left out.
-    """
-    return 2 * 8 * k**2 + 3 * 8 * n * min(k, _columns(n))
+    return k <= min(MAX_FRACTION * n, MAX_ROWS)
 
 
 def _columns(n: int) -> int:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.frozen import FrozenEstimator
+from sklearn.preprocessing import StandardScaler
 
 import dkrr
 from dkrr import KernelLogisticRegression
@@ -105,6 +107,18 @@ def test_centres_stay_and_a_kernel_that_is_fitted_before_takes_documents():
         KernelLogisticRegression(kernel=kernel).partial_fit(texts[:2], [0, 1], [0, 1]).partial_fit(texts[2:], [0, 1])
     )
     assert_same_model(grown, KernelLogisticRegression(kernel=kernel).fit(texts, [0, 1, 0, 1]), texts)
+
+
+def test_a_transformer_that_is_fitted_before_transforms_all_rows():
+    X, y, _ = rows_of(80)
+    scaler = FrozenEstimator(StandardScaler().fit(10 * X))
+    model = KernelLogisticRegression(kernel="rbf", transformer=scaler, tol=1e-10).fit(X[:50], y[:50])
+    model.partial_fit(X[50:], y[50:])
+    assert model.n_features_in_ == 3 and model.X_fit_.shape == (80, 3)
+    first = KernelLogisticRegression(kernel="rbf", transformer=scaler, tol=1e-10).partial_fit(X, y, list("abc"))
+    whole = KernelLogisticRegression(kernel="rbf", tol=1e-10).fit(scaler.transform(X), y)
+    for one in (model, first):
+        assert_allclose(one.decision_function(X), whole.decision_function(scaler.transform(X)), rtol=0, atol=1e-6)
 
 
 REFUSED = [
