@@ -51,6 +51,8 @@ from dkrr.text import format_bytes, format_seconds
 
 Record = dict[str, Any]
 
+N_COLUMNS = 3
+"""Columns where residuals are compared: of few columns K has eigenvalues far below λ."""
 N_ROUNDS = 10
 """Rounds of active learning whose refits are measured."""
 GOALS = {
@@ -212,8 +214,8 @@ def residuals(settings: Settings, alpha: float, store: Path | None) -> Record:
     """True residual after growths of 10 rows, and that of a refit."""
     growths = settings.growths if store is None else settings.store_growths
     n = 10 * growths
-    X, y = rows_and_targets(2 * n, settings.d)
-    parameters = parameters_of(settings.d, alpha) | {"solver": "cholesky", "memory_limit": settings.memory_limit}
+    X, y = rows_and_targets(2 * n, N_COLUMNS)
+    parameters = parameters_of(N_COLUMNS, alpha) | {"solver": "cholesky", "memory_limit": settings.memory_limit}
     grown, refit = dkrr.KernelRidge(**parameters), dkrr.KernelRidge(**parameters)
     meter = LoadMeter()
     if store is None:
