@@ -131,7 +131,7 @@ def test_every_option_is_in_one_group_of_the_help():
     assert len(known) == len(set(known)) and {*known} <= {*OPTIONS, *bare}
     assert bare - hidden <= {*known}, f"no group of the help has {bare - hidden - {*known}}: dkrr.cli.options.GROUPS"
     for name, command in dkrr.commands.items():
-        shown = re.findall(r"^  (?:-h, )?--([a-z0-9-]+)|^([A-Z].*):$", run(f"{name} --help").stdout, re.M)
+        shown = re.findall(r"^  (?:-[hk], )?--([a-z0-9-]+)|^([A-Z].*):$", run(f"{name} --help").stdout, re.M)
         options, titles = [option for option, _ in shown if option], [title for _, title in shown if title]
         of_command = [
             parameter.opts[0].removeprefix("--") for parameter in command.params if parameter.opts != ["path"]
