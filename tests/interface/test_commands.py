@@ -134,7 +134,9 @@ def test_every_option_is_in_one_group_of_the_help():
         shown = re.findall(r"^  (?:-[hk], )?--([a-z0-9-]+)|^([A-Z].*):$", run(f"{name} --help").stdout, re.M)
         options, titles = [option for option, _ in shown if option], [title for _, title in shown if title]
         of_command = [
-            parameter.opts[0].removeprefix("--") for parameter in command.params if parameter.opts != ["path"]
+            next((name for name in parameter.opts if name[:2] == "--"), parameter.opts[0]).removeprefix("--")
+            for parameter in command.params
+            if parameter.opts != ["path"]
         ]
         assert sorted(options) == sorted({"help", *of_command})
         assert titles == [title for title in (*GROUPS, "Others") if title in titles] and titles[-1] == "Others"
