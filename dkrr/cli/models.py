@@ -199,10 +199,11 @@ def _loaded(path: str, name: str = "--model") -> Any:
     argument="MODEL",
 )
 def suggest(**given: Any) -> None:
-    """Suggest the rows of --x to measure next, by a model that was saved with --uncertainty.
+    """Suggest the rows of --x to measure next.
 
     Chosen one after another, so that the variances of all candidates fall most in sum. --out is a table of the numbers
-    of the rows, counted from 0, the best first, and their gain: the fall by each as a fraction of the sum.
+    of the rows, counted from 0, the best first, and their gain: the fall by each as a fraction of the sum. The model
+    must have been saved with --uncertainty.
     """
     import dkrr as library
     from dkrr.estimators.suggest import check_suggestions_path, write_suggestions
