@@ -32,6 +32,7 @@ from dkrr.fitting.tiled_folds import errors_in_tiles, stored_context
 from dkrr.linalg.cholesky import Matrix
 from dkrr.linalg.cross_gram_products import ComputedCrossGram, cross_gram
 from dkrr.linalg.held_out import HeldOutErrors, columns_at_once
+from dkrr.linalg.in_memory_cholesky import growing_grid, memory_grid
 from dkrr.linalg.posterior import FactoredPosterior
 from dkrr.linalg.result import in_terms_of_alpha
 from dkrr.linalg.solver_settings import Cholesky
@@ -165,7 +166,8 @@ class DualPosterior(CholeskyPosterior):
     def fold_models(self, folds: Sequence[Numbers], context: Context | None = None) -> FoldModels:
         factor, bytes_in_memory = self._matrix_factor, 8.0 * self.data.n * columns_at_once(self.data.n, len(folds))
         # By the tiles, not by where they are: those of a factor in a store are in memory where a saved model is loaded.
-        in_memory = factor.grid.panel == factor.grid.tile and bytes_in_memory <= self._room
+        in_memory = factor.grid in (memory_grid(self.data.n), growing_grid(self.data.n))
+        in_memory = in_memory and bytes_in_memory <= self._room
         progress = Progress() if context is None else context.progress
         with ThreadExecutor(self._threads) as executor:
             left_out = self._left_out(executor)

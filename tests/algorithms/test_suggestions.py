@@ -212,7 +212,7 @@ def test_what_cannot_be_suggested_is_refused_with_the_remedy(data, tmp_path):
 
 def test_memory_is_refused_before_work_with_the_numbers(data, monkeypatch):
     X, y, _, _ = data
-    model = KernelRidge(ALPHA, kernel="rbf", memory_limit="1GiB").fit(X, y)
+    model = KernelRidge(ALPHA, kernel="rbf", memory_limit="2.5GiB").fit(X, y)
     monkeypatch.setattr("dkrr.fitting.posteriors.Posteriors.factored", None)
     many = np.zeros((20_000, 3))
     words = r"20,000 × 53 numbers are 8.09 MiB, and 20,000 × 20,000 are 2.98 GiB.*at most [\d,]+ candidates"
