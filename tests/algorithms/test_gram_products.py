@@ -62,7 +62,7 @@ def test_what_is_kept_does_not_change_a_product(grid, m, slots, kept, keeps, pre
         scale=c if scaled else None,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(products, "KEPT_STRIP_BYTES", strip_bytes)
+        patch.setattr(gram_products, "KEPT_STRIP_BYTES", strip_bytes)
         for _ in range(2):  # the second time with what the first one kept
             assert_product(tiled.multiply(V, precision), np.outer(c, c) * A if scaled else A, V, precision)
     tiled.close()
@@ -152,7 +152,7 @@ def test_a_process_keeps_no_more_groups_than_planned(formed):
 def test_work_is_shared_evenly(grid, parts, limited):
     tiles = sorted(grid.lower(), key=lambda t: -tile_work(grid, *t))
     most = -(-len(tiles) // parts)
-    found = products.balanced_groups(grid, tiles, parts, **({"most": most} if limited else {}))
+    found = gram_products.balanced_groups(grid, tiles, parts, **({"most": most} if limited else {}))
     assert len(found) == parts and sorted(t for part in found for t in part) == sorted(tiles)
     work = [sum(tile_work(grid, *t) for t in part) for part in found]
     assert sum(work) == pytest.approx(grid.n**2 / 2)
