@@ -16,7 +16,7 @@ from dkrr.errors import StoreError
 from dkrr.fitting.requests import problem_of_rows
 from dkrr.kernels import RBF, Linear, Polynomial
 from dkrr.kernels.maps import IdentityMap
-from dkrr.linalg import sources
+from dkrr.linalg import gram_products, sources
 from dkrr.linalg.column_sources import GramColumns, MatrixColumns
 from dkrr.linalg.gram_products import GROUPS_PER_PLACE, LastProduct, TiledOperator, TileGroup, tile_work
 from dkrr.linalg.normal import NormalOperator
