@@ -179,7 +179,8 @@ def cuts(p: Problem, r: Resources, form: Form, peak_bytes: Callable[[GramCosts, 
     for grid in _grids(p, p.matrix_size(form)):
         for site in _sites(p, r, grid, peak_bytes):
             columns = [0] if site.place.slots == 1 else task_columns(grid.n_tiles)
-            if p.layout is not None:
+            # One process that grows a factor would only write sums that it reads again.
+            if p.layout is not None and not (p.n_kept_rows and site.place.slots == 1):
                 columns = [p.layout.columns_per_task]
             for each in columns:
                 yield Cut(site, grid, each, peak_bytes(site, grid))
