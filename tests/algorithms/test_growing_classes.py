@@ -43,7 +43,7 @@ def assert_same_model(grown, whole, X):
     assert grown.solve_result_.status.is_good
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", [pytest.param(False, marks=pytest.mark.nightly), True])
 @pytest.mark.parametrize("n_classes", [2, 3])
 @pytest.mark.parametrize("name", FORMS)
 def test_a_classifier_that_grows_is_that_of_all_rows(name, n_classes, weighted):
@@ -64,7 +64,7 @@ def test_a_classifier_that_grows_is_that_of_all_rows(name, n_classes, weighted):
     assert_same_model(after_fit, whole, X)
 
 
-@pytest.mark.parametrize("name", ["dual", "primal", "cg"])
+@pytest.mark.parametrize("name", [pytest.param("dual", marks=pytest.mark.nightly), "primal", "cg"])
 def test_newtons_method_begins_at_the_solution_so_far(name):
     X, y, _ = rows_of(606)
     settings = {**FORMS[name], "alpha": 0.1}

@@ -118,7 +118,9 @@ def leaving(*rows, weights=WEIGHTS):
     return np.where(np.isin(np.arange(len(weights)), rows), 0.0, weights)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=() if way == "float32 and an intercept" else pytest.mark.nightly) for way in WAYS]
+)
 def test_rows_leave_and_come_back_while_the_run_grows(tmp_path, way):
     store, settings = str(tmp_path / "run.zarr"), WAYS[way]
     steps = [
@@ -152,6 +154,7 @@ def test_standard_deviations_do_not_know_the_rows(tmp_path):
     assert_allclose(loaded.predict(new, return_std=True)[1], anew.predict(new, return_std=True)[1], rtol=1e-8)
 
 
+@pytest.mark.nightly
 def test_workers_leave_rows_out(tmp_path, workers):
     store, weights = str(tmp_path / "run.zarr"), leaving(5, 6, 290)
     with workers.as_current(), dask.config.set({"dkrr.rates.gemm-gflops": 1e-3}):
