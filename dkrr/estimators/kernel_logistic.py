@@ -40,11 +40,12 @@ from dkrr.estimators.labelled_rows import (
     checked_classes,
     codes_of,
     refuse_absent,
-    unwatched,
+    to_be_joined,
 )
 from dkrr.estimators.typed import ClassifierMixin
 from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.growth import SAME_CENTRES
+from dkrr.fitting.joined_rows import joined_rows
 from dkrr.fitting.logistic import grown_point
 from dkrr.fitting.prediction_plans import Asked, plan_of_rows
 from dkrr.fitting.requests import (
@@ -737,7 +738,8 @@ class KernelLogisticRegression(KernelClassifier):
         if so_far is None:
             found = checked_classes(given, None)
             _, _, rows, labels, weights = self._checked_data(X, y, sample_weight)
-            return LabelledRows(unwatched(rows), codes_of(labels, found), weights, kernel), found
+            own = joined_rows([to_be_joined(rows)], self.memory_limit)
+            return LabelledRows(own, codes_of(labels, found), weights, kernel), found
         if kernel != so_far.kernel and (kernel.encodes or so_far.kernel.encodes):
             raise InputError(
                 f"kernel is {kernel!r}, and the rows so far were encoded for {so_far.kernel!r}; expected no other "
@@ -745,7 +747,8 @@ class KernelLogisticRegression(KernelClassifier):
             )
         found, rows, labels = checked_classes(given, self.classes_), self._new_rows(X), _labels(y)
         check_sizes(kernel, rows, len(labels))
-        return so_far.joined(rows, codes_of(labels, found), checked_weights(sample_weight, len(labels)), kernel), found
+        weights, codes = checked_weights(sample_weight, len(labels)), codes_of(labels, found)
+        return so_far.joined(rows, codes, weights, kernel, self.memory_limit), found
 
     def _fit_joined(self, known: LabelledRows, classes: NDArray[Any]) -> None:
         """Fit the rows of all calls, from the solution of the last one."""
@@ -851,7 +854,7 @@ class KernelLogisticRegression(KernelClassifier):
         flag(self.warm_start, "warm_start")
         X, settings, rows, y, weights = self._checked_data(X, y, sample_weight)
         classes, codes = encoded(y)
-        given = LabelledRows(unwatched(rows), codes, weights, self._kernel())
+        given = LabelledRows(to_be_joined(rows), codes, weights, self._kernel())
         weights = class_weights(self.class_weight, classes, codes, weights)
         refuse_extreme_weights(weights, self._name_of_weights)
         if settings.fit_intercept:

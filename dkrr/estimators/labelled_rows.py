@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dkrr.checks import shown
-from dkrr.data import MemoryRows, Rows, as_rows
+from dkrr.data import Rows, refuse_changed, watched
 from dkrr.data.watched import WatchedRows
 from dkrr.errors import InputError
+from dkrr.fitting.joined_rows import joined_rows
 from dkrr.kernels import Kernel
 
 Array = NDArray[np.float64]
@@ -37,32 +37,37 @@ class LabelledRows:
         """Number of rows."""
         return self.rows.shape[0]
 
-    def joined(self, rows: Rows, codes: NDArray[np.intp], weights: Array | None, kernel: Kernel) -> "LabelledRows":
-        """These rows, and others after them, for a kernel, whose centres are kept if it is the same."""
+    def joined(
+        self,
+        rows: Rows,
+        codes: NDArray[np.intp],
+        weights: Array | None,
+        kernel: Kernel,
+        memory_limit: int | str | None,
+    ) -> "LabelledRows":
+        """These rows, and others after them, for a kernel, whose centres are kept if it is the same.
+
+        Raises
+        ------
+        InputError
+            If these rows were changed in place since their fit.
+        MemoryLimitError
+            If rows that are outside of memory do not fit there.
+        """
+        if self.rows.is_in_memory:
+            refuse_changed(self.rows)
         if weights is not None or self.weights is not None:
             parts = ((self.weights, self.n), (weights, rows.shape[0]))
             weights = np.concatenate([np.ones(n) if part is None else part for part, n in parts])
-        both = _joined(_loaded(self.rows), _loaded(rows))
-        both.names = self.rows.names
+        both = joined_rows([self.rows, rows], memory_limit)
         drawn = self.drawn if kernel == self.kernel else None
         return LabelledRows(both, np.concatenate([self.codes, codes]), weights, kernel, drawn)
 
 
-def unwatched(rows: Rows) -> Rows:
-    """Rows without the checksums of one fit."""
-    return rows.rows if isinstance(rows, WatchedRows) else rows
-
-
-def _loaded(rows: Rows) -> Any:
-    """Array of the rows in this process's memory."""
-    return rows.array if isinstance(rows, MemoryRows) else rows.read(0, rows.shape[0])
-
-
-def _joined(first: Any, second: Any) -> Rows:
-    """Rows of two blocks, CSR where the first ones are."""
-    if sp.issparse(first):
-        return as_rows(sp.csr_array(sp.vstack([first, sp.csr_array(second)], format="csr")))
-    return as_rows(np.concatenate([first, second.toarray() if sp.issparse(second) else second]))
+def to_be_joined(rows: Rows) -> Rows:
+    """Rows of a fit as others are joined to them: without the checksums of its reads, but with some of memory."""
+    found = rows.rows if isinstance(rows, WatchedRows) else rows
+    return watched(found) if found.is_in_memory else found
 
 
 def codes_of(labels: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.intp]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dkrr.data.rows import Checksums, digest_of
 from dkrr.errors import InputError, NotFiniteError, NotPositiveDefiniteError, StoreError, UnreachableStoreError
 from dkrr.fitting.kept import Kept
-from dkrr.linalg.left_out import MAX_FRACTION, MAX_ROWS, pays
+from dkrr.linalg.left_out import pays
 from dkrr.store import TiledMatrix, TileGrid
 from dkrr.store.fingerprints import differences, plain, refusal
 from dkrr.store.run_store import CHECKPOINT, FACTORED, GROWTH, UNLIKE_OURS, WORK, RunStore, notes_of_iterations
@@ -191,14 +191,14 @@ class _RunInStore:
         return False
 
     def _first_other_weight(self, ours: dict[str, Any]) -> int | None:
-        """First row of the run whose weight is neither what it was nor 0; −1 if it is not known which; None: none."""
+        """First row whose weight was not 0 and is neither that nor 0; −1 if it is not known which; None: none."""
         if self.weights is None:
             name = next((name for name in WEIGHTS if name in ours), "")
             theirs = self.theirs.get(name)
             is_same = isinstance(theirs, list) and theirs[-1:] == ours[name][len(theirs) - 1 : len(theirs)]
             return None if is_same else -1
         now = self.offer.weights_of(0, self.n)
-        others = np.flatnonzero((now != self.weights) & (now != 0))
+        others = np.flatnonzero((now != self.weights) & (now != 0) & (self.weights != 0))
         return int(others[0]) if len(others) else None
 
     def _factor_weights(self) -> Array | None:
@@ -225,7 +225,17 @@ class _RunInStore:
     @property
     def serves(self) -> bool:
         """Whether factors of the run serve the fit."""
-        return self.weights is not None and pays(self.n, len(self.rows_left_out))
+        return not self.why_not
+
+    @property
+    def why_not(self) -> str:
+        """Why its factors do not serve; empty if they do."""
+        if self.weights is None:
+            return "the weights of its rows are not known"
+        if ((self.weights == 0) & (self.offer.weights_of(0, self.n) != 0)).any():
+            return "it has no part of rows whose weight was 0 and is not now"
+        k = len(self.rows_left_out)
+        return "" if pays(self.n, k) else f"{k:,} of its {self.n:,} rows are left out, so that a new factor is faster"
 
     def left_out(self, factor: Callable[[str], TiledMatrix | None] = lambda _: None, commit: Any = None) -> Kept | None:
         """What is kept of factors of the run; None if nothing but what is in the store already."""
@@ -349,9 +359,7 @@ def _grown(store: RunStore, run: _RunInStore, entries: dict[str, Any]) -> Claim:
     _write_weights(store, weights)
     commit = partial(store.commit_growth, **{FACTORED: offer.n})
     if not run.serves:
-        most = f"more than {MAX_FRACTION:.0%} of its rows are left out (or {MAX_ROWS:,})"
-        text = f"{most}, or their weights are not known"
-        message = f"the run in the store does not serve: {text}; all others are factored again"
+        message = f"the factor of the run in the store does not serve, since {run.why_not}: all rows are factored"
         return Claim(Kept(0, lambda _: None, commit=commit), (message,))
 
     def factor(group: str) -> TiledMatrix | None:

@@ -11,17 +11,15 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from dkrr.data import MemoryRows, scan, watched
-from dkrr.data.arrays import canonical
-from dkrr.data.rows import dense
-from dkrr.errors import InputError, MemoryLimitError, warn_inaccurate
+from dkrr.data import scan, watched
+from dkrr.errors import InputError, warn_inaccurate
 from dkrr.fitting.context import progress_of
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.fallbacks import with_messages
 from dkrr.fitting.growth import GrownSums, Space, grown, sums_of
+from dkrr.fitting.joined_rows import joined_rows
 from dkrr.fitting.kept import Kept
 from dkrr.fitting.posteriors import Posteriors
 from dkrr.fitting.request_plans import KEEPS_FACTOR, plan_of_factor
@@ -31,9 +29,8 @@ from dkrr.fitting.sampled import centre_linear_parts, with_bounding_box
 from dkrr.kernels import Kernel
 from dkrr.kernels.kernel_features import feature_map, is_drawn
 from dkrr.linalg.in_memory_cholesky import memory_bytes
-from dkrr.machine.detection import detect
 from dkrr.planning.reason import NO_REASON, Reason
-from dkrr.text import format_bytes, plural
+from dkrr.text import plural
 
 Array = NDArray[np.float64]
 
@@ -225,14 +222,8 @@ def _joined(known: GrownFactor | None, request: FitRequest) -> FitRequest:
     parts, outputs = [request], request.outputs
     if known is not None:
         parts.insert(0, known.posteriors.given)
-    _refuse_too_large(parts)
     scan(request.rows, "X")  # here, since errors name the rows of this call
-    blocks = [one.rows.read(0, one.rows.shape[0]) for one in parts]
-    if all(sp.issparse(block) for block in blocks):
-        rows = MemoryRows(canonical(sp.csr_array(sp.vstack(blocks, format="csr"))))
-    else:
-        rows = MemoryRows(np.concatenate([dense(block) for block in blocks]))
-    rows.names = parts[0].rows.names
+    rows = joined_rows([one.rows for one in parts], request.settings.memory_limit)
     weights, values = None, list[Array]()
     if any(one.weights is not None for one in parts):
         each = [np.ones(one.rows.shape[0]) if one.weights is None else one.weights for one in parts]
@@ -243,15 +234,3 @@ def _joined(known: GrownFactor | None, request: FitRequest) -> FitRequest:
     assert isinstance(outputs, Targets)
     targets = Targets(np.concatenate(values), outputs.alphas)
     return replace(request, rows=watched(rows), outputs=targets, weights=weights, posteriors=Posteriors)
-
-
-def _refuse_too_large(parts: list[FitRequest]) -> None:
-    """Refuse rows outside of memory that do not fit there."""
-    lazy = [one.rows.n_bytes for one in parts if not one.rows.is_in_memory]
-    if lazy:
-        limit, needed = detect(parts[-1].settings.memory_limit, None).local_limit_bytes, sum(lazy)
-        if needed > limit:
-            raise MemoryLimitError(
-                f"X takes {format_bytes(needed)}, and {format_bytes(limit)} of memory are allowed; expected rows that "
-                f"fit in memory, where partial_fit keeps them: give all rows to fit with store=, which grows there"
-            )

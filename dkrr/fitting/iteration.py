@@ -18,7 +18,6 @@ from dkrr.linalg.preconditioners import Preconditioner
 from dkrr.linalg.solver_settings import ConjugateGradient, RPCholesky
 from dkrr.planning import Plan
 from dkrr.planning.strategy import Strategy
-from dkrr.text import plural
 
 Array = NDArray[np.float64]
 
@@ -113,13 +112,13 @@ def resumed(
     if start is not None and (len(start) > n or start.shape[1] != m):  # of other targets
         start = None
     if start is not None:
-        messages.append(FIRST_GUESS.format(rows=plural(len(start), "row")))
+        messages.append(FIRST_GUESS)
         start = grown_rows(start, n)
     outcome = run(state, start)
     return replace(outcome, messages=(*messages, *outcome.messages)) if messages else outcome
 
 
-FIRST_GUESS = "the first guess was the solution that the run in this store had for {rows}"
+FIRST_GUESS = "the first guess was the solution of the run in this store, before it grew"
 
 
 def grown_rows(solution: Array, n: int) -> Array:

@@ -173,3 +173,16 @@ def test_a_class_may_come_later_without_an_intercept():
     model = KernelLogisticRegression(kernel="rbf", gamma=0.3, fit_intercept=False, tol=1e-10)
     model.partial_fit(X[early], y[early], classes=list("abc")).partial_fit(X[late], y[late])
     assert_same_model(model, KernelLogisticRegression(**model.get_params()).fit(X, y), X)
+
+
+def test_rows_that_the_caller_overwrites_stay_in_the_model():
+    X, y, _ = rows_of(120)
+    settings, buffer = {**FORMS["dual"], "alpha": 0.1}, X[:60].copy()
+    model = KernelLogisticRegression(**settings).partial_fit(buffer, y[:60], classes=np.unique(y))
+    buffer[:] = X[60:]
+    model.partial_fit(buffer, y[60:])
+    assert_same_model(model, KernelLogisticRegression(**settings).fit(X, y), X)
+    fitted = KernelLogisticRegression(**settings).fit(buffer, y[60:])
+    buffer[:] = X[:60]
+    with pytest.raises(InputError, match="X is not what was read first"):
+        fitted.partial_fit(X[:60], y[:60])

@@ -59,7 +59,7 @@ def test_conjugate_gradient_begins_at_the_solution_of_the_earlier_rows(tmp_path,
         whole = KernelRidge(**settings, store=tmp_path / "other").fit(X, y, w)
     assert rank(grown) == rank(whole)
     assert iterations(grown) < iterations(whole), (iterations(grown), iterations(whole))
-    assert any("600 rows" in text for text in grown.solve_result_.messages)
+    assert any("before it grew" in text for text in grown.solve_result_.messages)
     assert_allclose(grown.predict(X), whole.predict(X), rtol=0, atol=1e-6)
     assert grown.solve_result_.residual <= 1e-8
     if not (weighted or intercept):

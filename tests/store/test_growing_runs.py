@@ -170,7 +170,7 @@ def test_other_targets_and_rows_of_weight_0_keep_the_factor(place):
     few = np.where(np.arange(200) % 3 == 0, 0.0, WEIGHTS)
     found = fit(store, 200, **settings | {"weights": few})
     check(found, 200, **settings | {"weights": few})
-    assert "more than 10% of its rows are left out" in " ".join(found.solve_result_.messages)
+    assert "of its 200 rows are left out, so that a new factor is faster" in " ".join(found.solve_result_.messages)
 
 
 REFUSED = {
@@ -290,3 +290,12 @@ def test_workers_grow_a_run(tmp_path, workers):
         assert not [key for key in keys(found) if key.startswith("L-0-")]
     assert_allclose(fit(store, 200, **settings).dual_coef_, found.dual_coef_, rtol=1e-12)
     assert dkrr.verify(store).is_whole
+
+
+@pytest.mark.parametrize("solver", ["cholesky", "cg"])
+@pytest.mark.parametrize("n_left_out", [2, 30])
+def test_rows_that_were_left_out_come_back(tmp_path, solver, n_left_out):
+    """Few of them with the factor that is there; of many all are factored again, and again when they come back."""
+    few, settings = np.where(np.arange(200) < n_left_out, 0.0, 1.0), {"solver": solver, "tol": 1e-12}
+    for weights in (None, few, None):
+        check(fit(tmp_path / "run", 200, weights=weights, **settings), 200, within=1e-8, weights=weights)
