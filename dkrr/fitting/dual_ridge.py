@@ -273,10 +273,10 @@ class DirectDual(DualRidge):
 
     def _grow(self) -> None:
         """Factor all systems from what earlier rows have left, before anything of that is given up."""
-        if not self._has_grown:
-            self._has_grown = True
-            self._messages = growth_messages(self._data, self.matrix, self._plan, self._context)
-        if self._context.kept is None:
+        context, is_first, self._has_grown = self._context, not self._has_grown, True
+        if is_first and (context.kept is not None or context.storage.keeps):
+            self._messages = growth_messages(self._data, self.matrix, self._plan, context)
+        if context.kept is None:
             return
         for alpha, number in self._numbers.items():
             self._factors[number] = self.matrix.systems.factor(f"system-{number}", self._shift_of(alpha))
@@ -397,10 +397,10 @@ class FactoredDual(DualRidge):
 
     def _grow(self) -> None:
         """Factor all systems from what earlier rows have left, before anything of that is given up."""
-        if not self._has_grown:
-            self._has_grown = True
-            self._messages = growth_messages(self._data, self.matrix, self._plan, self._context)
-        if self._context.kept is None:
+        context, is_first, self._has_grown = self._context, not self._has_grown, True
+        if is_first and (context.kept is not None or context.storage.keeps):
+            self._messages = growth_messages(self._data, self.matrix, self._plan, context)
+        if context.kept is None:
             return
         for alpha, number in self._numbers.items():
             group = f"factored-{number}"

@@ -104,7 +104,7 @@ def choose(methods: Sequence[Method], problem: Problem, resources: Resources, dr
         candidates=(cheapest, *(c for c in candidates if c is not cheapest)) if len(candidates) > 1 else (cheapest,),
         drawing=drawing,
         impossible=tuple(impossible),
-        compared=instead_of_growing(cheapest, new_fits),
+        compared=instead_of_growing(cheapest, new_fits) if new_fits else (),
         more=(growth_reason(problem, cheapest, new_fits),) if keeps else (),
     )
 

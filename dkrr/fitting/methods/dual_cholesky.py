@@ -55,7 +55,8 @@ class DualFactor(DualMethod):
     """Matrix of a classification."""
 
     def recipes(self, p: Problem, r: Resources) -> Iterator[Strategy]:
-        return (with_alpha_check(one, p, r, self.itemsize) for one in self._recipes(p, r))
+        each = self._recipes(p, r)
+        return (with_alpha_check(one, p, r, self.itemsize) for one in each) if p.n_kept_rows else each
 
     def _recipes(self, p: Problem, r: Resources) -> Iterator[Strategy]:
         """In memory, where the matrix stays beside them if forming it again takes longer; then in tiles on disk."""
