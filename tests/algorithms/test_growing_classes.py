@@ -44,7 +44,7 @@ def assert_same_model(grown, whole, X):
 
 
 @pytest.mark.parametrize("weighted", [pytest.param(False, marks=pytest.mark.nightly), True])
-@pytest.mark.parametrize("n_classes", [2, 3])
+@pytest.mark.parametrize("n_classes", [pytest.param(2, marks=pytest.mark.nightly), 3])
 @pytest.mark.parametrize("name", FORMS)
 def test_a_classifier_that_grows_is_that_of_all_rows(name, n_classes, weighted):
     X, y, w = rows_of(150, n_classes)

@@ -46,7 +46,9 @@ def residual(model, X, y):
     return np.linalg.norm(y - model.alpha * model.dual_coef_ - K @ model.dual_coef_) / np.linalg.norm(y)
 
 
-@pytest.mark.parametrize(("weighted", "intercept"), [(False, False), (True, True)])
+@pytest.mark.parametrize(
+    ("weighted", "intercept"), [pytest.param(False, False, marks=pytest.mark.nightly), (True, True)]
+)
 def test_conjugate_gradient_begins_at_the_solution_of_the_earlier_rows(tmp_path, monkeypatch, weighted, intercept):
     X, y = sample(606)
     w = np.random.default_rng(1).uniform(0.5, 2.0, 606) if weighted else np.ones(606)
@@ -164,7 +166,11 @@ CLASSES = {"kernel": "rbf", "gamma": 0.2, "alpha": 0.1, "tol": 1e-10}
 
 @pytest.mark.parametrize(
     ("settings", "fewer"),
-    [({}, 2), ({"solver": "cg"}, 2), ({"kernel": "polynomial", "degree": 2, "form": "primal"}, 2)],
+    [
+        pytest.param({}, 2, marks=pytest.mark.nightly),
+        ({"solver": "cg"}, 2),
+        ({"kernel": "polynomial", "degree": 2, "form": "primal"}, 2),
+    ],
 )
 def test_newtons_method_begins_at_the_solution_of_the_earlier_rows(tmp_path, settings, fewer):
     X, y = sample(404)
@@ -178,6 +184,7 @@ def test_newtons_method_begins_at_the_solution_of_the_earlier_rows(tmp_path, set
     assert_allclose(again.decision_function(X), grown.decision_function(X), rtol=0, atol=0)
 
 
+@pytest.mark.nightly
 def test_every_alpha_of_a_path_begins_at_its_own_earlier_solution(tmp_path):
     X, y = sample(303)
     labels, settings = y[:, 0] > 0, {k: v for k, v in CLASSES.items() if k != "alpha"}

@@ -279,6 +279,7 @@ def test_a_description_without_the_entries_of_growths_is_read(tmp_path):
         fit(store, M)
 
 
+@pytest.mark.nightly
 def test_workers_grow_a_run(tmp_path, workers):
     store = str(tmp_path / "run.zarr")
     settings = {"weights": WEIGHTS, "alpha": [0.01, 0.1]}
