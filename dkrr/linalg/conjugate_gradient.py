@@ -119,7 +119,7 @@ ROUND_TRIPS_PER_ITERATION = 3
 """Round trips to Dask's workers: one for A and two for a preconditioner whose factor they hold."""
 USEFUL_GUESS = 0.1
 """Largest residual of a first guess, relative to that of 0, with which it is taken: what the solution of fewer rows
-leaves lies where iterations are slow (measured: with 0.4 more iterations than from 0; with 0.05 a quarter less)."""
+leaves lies where iterations are slow."""
 USELESS_CYCLE = 0.5
 """A cycle that leaves more of the true residual than this has met the limit of its precision."""
 MIN_MEASURED_REDUCTION = 1e-3
