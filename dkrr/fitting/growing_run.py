@@ -37,7 +37,7 @@ FACTOR_GROUPS = {"cholesky": "system", "float32": "factored"}
 LEARNS = (
     "A run grows where its rows come first, as they were and in their order, and others after them. What learns from "
     "all rows learns something else from more: give kernel.fitted(X) for a kernel with a vocabulary or categories, "
-    "FrozenEstimator(transformer) for a fitted transformer. "
+    "FrozenEstimator(transformer) for a fitted transformer; centres that are drawn take another store. "
 )
 FEWER = (
     "The run has {theirs:,} rows, and this fit {ours:,}; expected all of the run, in their order: a row is left out by "
@@ -306,7 +306,7 @@ def _replaced(store: RunStore, run: _RunInStore, entries: dict[str, Any]) -> Cla
     )
     _write_weights(store, offer.weights_of(0, offer.n))
     is_start = bool(notes_of_iterations(described["notes"]))
-    used = "what its iterations found is a start" if is_start else "nothing of it is used"
+    used = "its preconditioner, or its solution, is a start" if is_start else "nothing of it is used"
     what = "" if offer.n > run.n else " and other outputs or weights"
     return Claim(None, (f"the store had a run of {plural(run.n, 'row')}{what}: {used}",))
 

@@ -428,8 +428,8 @@ class ChunkedArray:
 
 
 REMEDY = (
-    "Of a run, the same call with the same store and data computes it again; a model is to be saved again, copied "
-    "again from where it is whole, or fitted again"
+    "Of a run, the same call with the same store and data computes it again, unless the run has grown since; a model "
+    "is to be saved again, copied again from where it is whole, or fitted again"
 )
 _CHANGED = "does not match its checksum: the store is damaged"
 

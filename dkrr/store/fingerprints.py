@@ -15,7 +15,7 @@ WORDS = {
     "dtype": "the dtype of X",
     "kernel": "the kernels",
     "alpha": "the values of alpha",
-    "weight": "the sample weights",
+    "weight": "the sample weights, or those of the classes (class_weight),",
     "sample_weight": "the sample weights",
 }
 """Names in fingerprints as users know them."""
