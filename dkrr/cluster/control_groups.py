@@ -6,29 +6,11 @@ them have none.
 """
 
 import math
-import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
-
-MAX_FILE_BYTES = 2**16
-"""Bytes that are read of a file of the system; those that are read here are a few KiB long."""
-
-
-def read_system_file(path: str) -> bytes:
-    """Content of a file that the system generates, as those in /proc; raises OSError.
-
-    Every fit reads some of them, and Python's buffers and paths would take longer than the system does.
-    """
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        return os.read(descriptor, MAX_FILE_BYTES)
-    finally:
-        os.close(descriptor)
-
 
 ROOT = Path("/")
 UNLIMITED = 2**60
@@ -66,12 +48,6 @@ def memory_groups(root: Path = ROOT) -> tuple[MemoryGroup, ...]:
     root : Path
         Folder in which proc/self/cgroup, proc/self/mountinfo and the file systems that it names are looked up.
     """
-    return _memory_groups(root, os.getpid())
-
-
-@lru_cache(maxsize=8)
-def _memory_groups(root: Path, process: int) -> tuple[MemoryGroup, ...]:  # noqa: ARG001
-    """Groups, read once by every process: a fit of a hundred rows takes no longer than these files."""
     found = []
     for folder in _folders("memory", root):
         limits = [n for name in (*V1_FILES, *V2_FILES) if (n := _number(folder / name)) is not None and n < UNLIMITED]
@@ -86,11 +62,6 @@ def _memory_groups(root: Path, process: int) -> tuple[MemoryGroup, ...]:  # noqa
 
 def cores_of_quota(root: Path = ROOT) -> int:
     """Whole cores that the quotas allow; at least one."""
-    return _cores_of_quota(root, os.getpid())
-
-
-@lru_cache(maxsize=8)
-def _cores_of_quota(root: Path, process: int) -> int:  # noqa: ARG001
     quotas = [math.inf]
     for folder in _folders("cpu", root):
         of_both = _text(folder / "cpu.max").split()  # "max 100000" without a quota
@@ -144,9 +115,9 @@ def _unescaped(path: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), path)
 
 
-def _text(path: Path | str) -> str:
+def _text(path: Path) -> str:
     try:
-        return read_system_file(str(path)).decode()
+        return path.read_text()
     except (OSError, UnicodeDecodeError):
         return ""
 

@@ -33,7 +33,7 @@ from typing import Any
 import psutil
 
 from dkrr import blas
-from dkrr.cluster.control_groups import ROOT, UNLIMITED, cores_of_quota, memory_groups, read_system_file
+from dkrr.cluster.control_groups import ROOT, UNLIMITED, MemoryGroup, cores_of_quota, memory_groups
 from dkrr.errors import InputError
 from dkrr.store.replacing import delete_unfinished
 
@@ -169,13 +169,35 @@ _fork = threading.Event()
 os.register_at_fork(after_in_child=_fork.set)
 
 
+MAX_FILE_BYTES = 2**16
+"""Bytes that are read of a file of the system; those that are read here are a few KiB long."""
+
+
+def read_system_file(path: str) -> bytes:
+    """Content of a file that the system generates, as those in /proc; raises OSError.
+
+    Every fit reads some of them, and Python's buffers and paths would take longer than the system does.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(descriptor, MAX_FILE_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+@lru_cache(maxsize=8)
+def _limits(root: Path, process: int) -> tuple[tuple[MemoryGroup, ...], int]:  # noqa: ARG001
+    """Control groups with a limit of memory, and cores of the quotas; every process reads them once."""
+    return memory_groups(root), cores_of_quota(root)
+
+
 def available_bytes(root: Path = ROOT) -> int:
     """Memory that this machine could still give, within the limits of the control groups."""
     found = None
     with suppress(OSError):  # psutil reads the same file, and computes a dozen other numbers
         found = re.search(rb"^MemAvailable:\s*(\d+) kB$", read_system_file("/proc/meminfo"), re.MULTILINE)
     available = int(psutil.virtual_memory().available) if found is None else 1024 * int(found[1])
-    for group in memory_groups(root):
+    for group in _limits(root, os.getpid())[0]:
         available = min(available, group.available_bytes())
     return available
 
@@ -246,7 +268,7 @@ def usable_cores(root: Path = ROOT) -> int:
     """Cores that this process may use: those of its affinity, and no more than the quota of its control groups."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     cores = (os.cpu_count() or 1) if affinity is None else len(affinity(0))
-    return min(cores, cores_of_quota(root))
+    return min(cores, _limits(root, os.getpid())[1])
 
 
 def usable_threads(root: Path = ROOT) -> int:

@@ -27,8 +27,7 @@ import scipy
 
 import dkrr
 from dkrr import blas
-from dkrr.cluster.control_groups import read_system_file
-from dkrr.cluster.process import usable_cores
+from dkrr.cluster.process import read_system_file, usable_cores
 from dkrr.cluster.worker_settings import WorkerReport
 from dkrr.config import setting
 from dkrr.errors import InputError
