@@ -322,7 +322,7 @@ class StoredGramRows(Rows):
             yield k, slice(first - k * tile, last - k * tile), slice(first - start, last - start)
 
     def _tile(self, i: int, j: int) -> NDArray[Any]:
-        array = self.matrix.array_of(i)
+        (array,) = self.matrix.arrays
         tile = array.mapped((i, j), check=(i, j) not in self._checked)
         if tile is None:
             tile = np.empty(array.chunks, array.dtype)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,8 @@ WEIGHTS = ("sample_weight", "weight")
 """Names of the weights in fingerprints."""
 CHUNK_ROWS = 2**20
 """Rows of a chunk of weights."""
+MAX_PIECES = 8
+"""Most arrays that one tile row of a factor lies in."""
 FACTOR_GROUPS = {"cholesky": "system", "float32": "factored"}
 """Beginnings of the names of the groups of factors, by the solver of the layout."""
 
@@ -343,10 +346,9 @@ def _grown(store: RunStore, run: _RunInStore, entries: dict[str, Any]) -> Claim:
     if growing is not None and growing["fingerprint"] == entries["fingerprint"]:
         store.resume_growth()
     else:
-        number, whole = store.new_number(), run.n // tile
+        number = store.new_number()
         matrices = {
-            name: [*(one for one in listed[name] if one[1] < whole), (f"{GROWTH}{number}/{name}", whole, offer.n)]
-            for name in found
+            name: grown_arrays(listed[name], f"{GROWTH}{number}/{name}", run.n, offer.n, tile) for name in found
         }
         notes = entries["notes"] | (run.notes_of_factors() if found else {})
         store.begin_growth(
@@ -368,6 +370,36 @@ def _grown(store: RunStore, run: _RunInStore, entries: dict[str, Any]) -> Claim:
 
     kept = "its factor is kept" if found else "it has no complete factor"
     return Claim(run.left_out(factor, commit), (_words(run, f"the run in the store grows, and {kept}"),))
+
+
+def grown_arrays(
+    listed: list[tuple[str, int, int]], name: str, n_kept: int, n: int, tile: int
+) -> list[tuple[str, int, int]]:
+    """Arrays of a factor that grows: those that it has, and new ones for the new rows.
+
+    A tile row in MAX_PIECES arrays is written again as a whole, so that reading it does not take ever longer.
+
+    Parameters
+    ----------
+    listed : list of tuple
+        Arrays, each with its first row and the last one's successor.
+    name : str
+        Beginning of the names of new arrays.
+    n_kept, n : int
+        Rows, before and after.
+    tile : int
+        Rows of a tile.
+    """
+    begun = n_kept // tile * tile  # the last tile row, if it is not whole
+    ends = [*(first for _, first, _ in listed[1:]), n_kept]
+    if sum(end > begun for end in ends) >= MAX_PIECES:
+        kept, cuts = [one for one in listed if one[1] < begun], [begun]
+    else:
+        kept, cuts = listed, [n_kept, -(-n_kept // tile) * tile]
+    if not kept:
+        return [(name, 0, n)]
+    cuts = sorted({*(cut for cut in cuts if cut < n), max(cuts[0], n // tile * tile), n})
+    return [*kept, *((f"{name}-{first}", first, stop) for first, stop in pairwise(cuts))]
 
 
 def _words(run: _RunInStore, what: str) -> str:

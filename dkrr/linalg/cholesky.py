@@ -15,8 +15,8 @@ One task to a tile leaves workers idle: near the end few tiles are left and thei
 be cut into updates by some tile columns, each a separate task; all but the last write S, unfinished, to a separate
 store (write-once as well), which the next one begins from.
 
-A factor grows: L of the first rows of A is the first rows of L. Whole tile rows stay where they are; of the tile row
-with the last rows of the kept factor, these are copied and the others computed.
+A factor grows: L of the first rows of A is the first rows of L. They stay where they are; of the tile row with the last
+of them only the others are computed. They are copied there if that tile row lies in a new array.
 
 In the memory of one process the same tasks run in threads. Tiles are computed where they lie (also S, between
 updates), so that a task must not run twice there.
@@ -59,7 +59,7 @@ class TileStep:
     """Tile columns that it subtracts."""
     is_last: bool
     top: int = 0
-    """First rows of the tile that are copied from a smaller factor."""
+    """First rows of the tile that a smaller factor has."""
 
     @property
     def key(self) -> str:
@@ -325,7 +325,7 @@ def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
             if top:
                 blas.gemm(new[:, :top], a[top:], a[:top], transpose_b=True, alpha=-1.0, beta=1.0)
     if not step.is_last:
-        _write(meter, system.partial[step.update], step, tile)
+        _write(meter, system.partial[step.update], replace(step, top=0), tile)
     elif i == j:
         _factor_diagonal(meter, grid, j, tile, top)
         if isinstance(matrix, MemoryMatrix):
@@ -364,7 +364,10 @@ def _panels_of_both(
 
 
 def _begin(meter: Meter, system: TiledSystem, step: TileStep, tile: blas.Array) -> None:
-    """Fill the tile with A + diag(s), or with the sum that the update before wrote; its `top` rows are those of L."""
+    """Fill the tile with A + diag(s), or with the sum that the update before wrote.
+
+    Its `top` rows are those of L where they are needed: on the diagonal, and where they are written with the others.
+    """
     grid, i, j, top = system.grid, step.i, step.j, step.top
     if step.update:
         before = system.partial[step.update - 1]
@@ -372,8 +375,11 @@ def _begin(meter: Meter, system: TiledSystem, step: TileStep, tile: blas.Array) 
             if before is not system.factor:  # else it lies there already
                 meter.bytes_read += before.read_tile(i, j, tile)
         return
-    if system.kept is not None and top and system.factor.is_stored:  # else they lie there already
-        system.kept.copy(meter, i, j, tile)
+    if system.kept is not None and top and isinstance(system.factor, TiledMatrix):  # in memory they lie there already
+        if i == j or not system.factor.is_apart(i, top):
+            system.kept.copy(meter, i, j, tile)
+        else:
+            tile[:top] = 0.0
     columns, new, square = grid.rows(j), tile[top:], tile[top:, top:]
     rows = slice(grid.rows(i).start + top, grid.rows(i).stop)
     with np.errstate(over="ignore"):
@@ -394,7 +400,7 @@ def _begin(meter: Meter, system: TiledSystem, step: TileStep, tile: blas.Array) 
 
 def _write(meter: Meter, matrix: Matrix, step: TileStep, tile: blas.Array) -> None:
     with meter.time("write"):
-        meter.bytes_written += matrix.write_tile(step.i, step.j, tile)
+        meter.bytes_written += matrix.write_tile(step.i, step.j, tile, step.top)
 
 
 def _factor_diagonal(meter: Meter, grid: TileGrid, j: int, tile: blas.Array, top: int) -> None:
@@ -454,7 +460,7 @@ def _divide_by_diagonal(
         start, stop = columns.start - first, columns.stop - first
         with meter.time("trsm"):
             blas.solve_lower_right(panel[start:stop], new[:, start:stop])
-        writes.append(writer().submit(matrix.write_panel, i, p, tile))
+        writes.append(writer().submit(matrix.write_panel, i, p, tile, step.top))
         with meter.time("gemm"):
             blas.gemm(new[:, stop:], new[:, start:stop], panel[stop:], transpose_b=True, alpha=-1.0, beta=1.0)
     with meter.time("write"):
@@ -488,10 +494,10 @@ def cholesky_work(
         panel * (before * (j >= whole) + (n_tiles - max(j + 1, whole)) * (2 * before + len(grid.panels(j))))
         for j, before in enumerate(panels_before)
     )
-    if kept_rows % grid.tile:  # the last tile row of the kept factor is copied
-        read += panel * -(-kept_rows // grid.panel)
+    if kept_rows % grid.tile:  # the square of the tile row that grows
+        read += panel * (len(grid.panels(0)) - (-kept_rows % grid.tile) // grid.panel)
     between = partial_bytes(grid, columns_per_task, itemsize, whole)
-    new = factor_bytes(grid, itemsize) - whole * (whole + 1) // 2 * len(grid.panels(0)) * _panel_bytes(grid, itemsize)
+    new = grown_bytes(grid, kept_rows, itemsize) if kept_rows else factor_bytes(grid, itemsize)
     return Work(
         gemm_flops=(grid.n**3 - kept_rows**3) / 3 * itemsize / 8,
         read_bytes=read + between,
@@ -539,6 +545,17 @@ def factor_bytes(grid: TileGrid, itemsize: int = 8) -> int:
     # Columns of tiles are alike but for the last, which has one tile.
     n_full, last = grid.n_tiles * (grid.n_tiles + 1) // 2 - 1, grid.n_tiles - 1
     return (n_full * (grid.tile // grid.panel) + len(grid.panels(last))) * _panel_bytes(grid, itemsize)
+
+
+def grown_bytes(grid: TileGrid, kept_rows: int, itemsize: int = 8) -> int:
+    """Bytes on disk of the rows of a factor that a smaller one does not have."""
+    tile, n = grid.tile, grid.n
+    first, last = -(-kept_rows // tile), n // tile  # tile rows that are new as a whole
+    parts = [(kept_rows, min(n, first * tile))] if kept_rows % tile else []
+    parts += [(last * tile, n)] if n % tile and n > first * tile else []
+    n_whole = max(0, last * (last + 1) - first * (first + 1)) // 2 * (tile // grid.panel)
+    of_parts = (-(-b // grid.panel) * (itemsize * (b - a) * grid.panel + OVERHEAD_BYTES) for a, b in parts)
+    return n_whole * _panel_bytes(grid, itemsize) + sum(of_parts)
 
 
 def cholesky_task_bytes(grid: TileGrid, n_right_sides: int, form_bytes: int, itemsize: int = 8) -> int:

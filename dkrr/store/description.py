@@ -121,8 +121,8 @@ _PROBLEM: dict[str, Any] = {
     "weights": (None, {"digest": CHECKSUM, "array": (None, NAMES)}),
 }
 """Entries that a run has, and also a growth of it that has begun: what problem it belongs to, how that is cut into
-tiles, which copy of X is complete, of each matrix that has grown its arrays with their first tile row and their number
-of rows, checksums of blocks of rows, and the weights that the rows of factors were scaled with."""
+tiles, which copy of X is complete, of each matrix that has grown its arrays with their first row and the last one's
+successor, checksums of blocks of rows, and the weights that the rows of factors were scaled with."""
 NOT_GROWN: dict[str, Any] = {
     "blocks": None,
     "weights": None,

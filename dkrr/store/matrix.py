@@ -1,9 +1,9 @@
 """The lower triangle of a symmetric matrix in tiles: which rows a tile has, and its entries in a store or in memory."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -81,26 +81,75 @@ def empty_tile(height: int, width: int, dtype: DTypeLike) -> NDArray[Any]:
     return np.empty((height, padded_width(width, np.dtype(dtype).itemsize)), dtype)[:, :width]
 
 
+def shape_of_part(first: int, n: int, tile: int) -> tuple[int, int]:
+    """Shape of the array with the rows from `first` on of a matrix of n rows.
+
+    The first array, and one of whole tile rows, has chunks where the matrix has them, and the shape of this. Another
+    one has rows of a single tile row, and no other rows of chunks.
+    """
+    return (n, n) if first == 0 or first % tile == n % tile == 0 else (n - first, n)
+
+
+class Piece(NamedTuple):
+    """Rows of a tile row that lie in one array."""
+
+    array: ChunkedArray
+    chunk_row: int
+    """Row of the array's chunks that has them, at its top."""
+    rows: slice
+    """Which rows of the tile row they are."""
+
+    def read(self, p: int, out: NDArray[Any]) -> int:
+        """Read these rows of panel `p` to where they belong in it, and return the number of bytes read."""
+        array, own = self.array, out[self.rows]
+        if p >= array.grid[1]:  # right of what the matrix had when the array was written: above the diagonal
+            own.fill(0.0)
+            return 0
+        chunk = array.mapped((self.chunk_row, p))
+        if chunk is None:
+            chunk = np.empty(array.chunks, array.dtype)
+            array.read((self.chunk_row, p), chunk)
+        width = chunk.shape[1]
+        own[:, :width], own[:, width:] = chunk[: len(own), : own.shape[1]], 0.0
+        return array.chunk_bytes
+
+    def write(self, p: int, panel: NDArray[Any]) -> int:
+        """Write these rows of panel `p`, and return the number of bytes written."""
+        array = self.array
+        return array.write((self.chunk_row, p), panel[self.rows, : array.chunks[1]]) if p < array.grid[1] else 0
+
+
 @dataclass(frozen=True)
 class TiledMatrix:
     """Lower triangle of an n × n matrix; each panel of a tile is one chunk.
 
     Whether the upper triangle mirrors the lower one (a Gram matrix) or is zero (a Cholesky factor) is the
     owner's knowledge; diagonal tiles are stored as full squares.
+
+    A factor that has grown lies in several arrays, see `shape_of_part`, each with the rows up to the first one of the
+    next. So what is added to the last tile row does not have to be written together with the rows that it had.
     """
 
     arrays: tuple[ChunkedArray, ...]
-    """Arrays of the tiles: one, or for a matrix that has grown several that each have some of the tile rows. Chunks
-    have the same positions in all of them."""
     grid: TileGrid
     firsts: tuple[int, ...] = (0,)
-    """First tile row that each array has; it has those up to the first one of the next."""
+    """First row of each array."""
     is_stored: ClassVar[bool] = True
     """Reading and writing wait for a disk, and others may read what is written."""
 
-    def array_of(self, i: int) -> ChunkedArray:
-        """Array that has tile row `i`."""
-        return self.arrays[bisect_right(self.firsts, i) - 1]
+    def pieces(self, i: int) -> list[Piece]:
+        """Where the rows of tile row `i` lie, from the top."""
+        tile, ends = self.grid.rows(i), (*self.firsts[1:], self.grid.n)
+        found = []
+        for k in range(bisect_right(self.firsts, tile.start) - 1, bisect_left(self.firsts, tile.stop)):
+            first, stop, array = max(self.firsts[k], tile.start), min(ends[k], tile.stop), self.arrays[k]
+            chunk_row = i if array.shape[0] == array.shape[1] else 0
+            found.append(Piece(array, chunk_row, slice(first - tile.start, stop - tile.start)))
+        return found
+
+    def is_apart(self, i: int, top: int) -> bool:
+        """Whether the first `top` rows of tile row `i` lie in other arrays than its further ones."""
+        return top == 0 or any(piece.rows.start == top for piece in self.pieces(i))
 
     @property
     def is_remote(self) -> bool:
@@ -123,7 +172,7 @@ class TiledMatrix:
 
     def panel_buffer(self) -> NDArray[Any]:
         """Uninitialised buffer that one panel fits in."""
-        return np.empty(self.arrays[0].chunks, self.dtype)
+        return np.empty((self.grid.height(0), min(self.grid.panel, self.grid.n)), self.dtype)
 
     def column_strips(self, tiles: range) -> list[slice]:
         """Columns of these tile columns that are read at once, one after another: those of a panel."""
@@ -143,23 +192,29 @@ class TiledMatrix:
         n_bytes : int
             Bytes read.
         """
-        array = self.array_of(i)
-        chunk, n_bytes = array.mapped((i, p)), array.chunk_bytes
+        pieces, columns = self.pieces(i), self.grid.columns(p)
+        panel = buffer[: self.grid.height(i), : columns.stop - columns.start]
+        if len(pieces) > 1:
+            return panel, sum(piece.read(p, panel) for piece in pieces)
+        array, chunk_row, _ = pieces[0]
+        chunk = array.mapped((chunk_row, p))
         if chunk is None:
-            chunk = buffer
-            n_bytes = array.read((i, p), chunk)
-        columns = self.grid.columns(p)
-        return chunk[: self.grid.height(i), : columns.stop - columns.start], n_bytes
+            return panel, array.read((chunk_row, p), buffer[: array.chunks[0]])
+        return chunk[: panel.shape[0], : panel.shape[1]], array.chunk_bytes
 
-    def write_panel(self, i: int, p: int, tile: NDArray[Any]) -> int:
-        """Write panel `p` of the tile of row `i` that it lies in, and return the number of bytes written."""
+    def write_panel(self, i: int, p: int, tile: NDArray[Any], top: int = 0) -> int:
+        """Write panel `p` of the tile of row `i` that it lies in, and return the number of bytes written.
+
+        Rows above the `top` of the tile row are left out where they lie in other arrays.
+        """
         columns = self.grid.columns(p)
         first = self.grid.rows(self.grid.tile_of(p)).start
-        return self.array_of(i).write((i, p), tile[:, columns.start - first : columns.stop - first])
+        panel = tile[:, columns.start - first : columns.stop - first]
+        return sum(piece.write(p, panel) for piece in self.pieces(i) if piece.rows.stop > top)
 
-    def write_tile(self, i: int, j: int, tile: NDArray[Any]) -> int:
-        """Write all panels of tile (i, j) and return the number of bytes written."""
-        return sum(self.write_panel(i, p, tile) for p in self.grid.panels(j))
+    def write_tile(self, i: int, j: int, tile: NDArray[Any], top: int = 0) -> int:
+        """Write all panels of tile (i, j), see `write_panel`, and return the number of bytes written."""
+        return sum(self.write_panel(i, p, tile, top) for p in self.grid.panels(j))
 
     def read_tile(self, i: int, j: int, out: NDArray[Any]) -> int:
         """Read tile (i, j), i ≥ j, into `out` (of any dtype) and return the number of bytes read."""
@@ -172,14 +227,16 @@ class TiledMatrix:
             n_bytes += n
         return n_bytes
 
-    def present(self) -> set[tuple[int, ...]]:
-        """Positions of the existing panels, by tile row and panel: of each array those in its tile rows."""
-        return {c for array in self.arrays for c in array.present() if self.array_of(c[0]) is array}
-
     def complete_tiles(self) -> set[tuple[int, int]]:
         """Tiles with all their panels."""
-        present = self.present()
-        return {(i, j) for i, j in self.grid.lower() if all((i, p) in present for p in self.grid.panels(j))}
+        present, found = {array.url: array.present() for array in self.arrays}, set()
+        for i in range(self.grid.n_tiles):
+            pieces = [(piece.chunk_row, piece.array.grid[1], present[piece.array.url]) for piece in self.pieces(i)]
+            for j in range(i + 1):
+                panels = self.grid.panels(j)
+                if all((row, p) in those for row, n, those in pieces for p in panels if p < n):
+                    found.add((i, j))
+        return found
 
     @property
     def is_complete(self) -> bool:
@@ -344,7 +401,7 @@ class MemoryMatrix:
             out[...] = tile
         return 0
 
-    def write_tile(self, i: int, j: int, tile: NDArray[Any]) -> int:
+    def write_tile(self, i: int, j: int, tile: NDArray[Any], top: int = 0) -> int:  # noqa: ARG002
         """See TiledMatrix; nothing is copied if the tile was computed in its `tile_buffer`."""
         own = self.tile_buffer(i, j)
         if tile.ctypes.data != own.ctypes.data:

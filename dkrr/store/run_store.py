@@ -26,7 +26,7 @@ from dkrr.store.description import (
 from dkrr.store.fingerprints import differences, plain, refusal
 from dkrr.store.format import METADATA_NAME, read_group, write_group
 from dkrr.store.lock import check_owned
-from dkrr.store.matrix import TiledMatrix, TileGrid
+from dkrr.store.matrix import TiledMatrix, TileGrid, shape_of_part
 from dkrr.store.paths import NAMES
 from dkrr.store.places import Place, is_foreign_file, place_at, refuse_links
 from dkrr.store.replacing import STORE
@@ -126,7 +126,7 @@ class RunStore:
             write_group(place.url)
 
     def matrix_arrays(self, name: str, n: int) -> list[tuple[str, int, int]]:
-        """Arrays of a matrix of `n` rows, each with its first tile row and its number of rows."""
+        """Arrays of a matrix of `n` rows, each with its first row and the last one's successor."""
         return self._facts[1].get(name) or [(self.inner(name), 0, n)]
 
     def matrix(self, name: str, grid: TileGrid, dtype: str = "float64") -> TiledMatrix:
@@ -137,15 +137,20 @@ class RunStore:
         StoreError
             If a matrix of another layout exists, or it cannot be written.
         """
-        listed = self.matrix_arrays(name, grid.n)
-        are_whole = all(a < b and b * grid.tile <= n for (_, a, n), (_, b, _) in pairwise(listed))
-        if listed[0][1] != 0 or listed[-1][2] != grid.n or not are_whole:
+        listed, tile = self.matrix_arrays(name, grid.n), grid.tile
+        are_adjacent = all(a < b and (b == n or (b < n and b % tile == 0)) for (_, a, n), (_, b, _) in pairwise(listed))
+        shapes = [shape_of_part(first, n, tile) for _, first, n in listed]
+        are_pieces = all(
+            rows == n or (rows > 0 and first // tile == (n - 1) // tile)
+            for (_, first, n), (rows, _) in zip(listed, shapes, strict=True)
+        )
+        if listed[0][1] != 0 or listed[-1][2] != grid.n or not are_adjacent or not are_pieces:
             raise StoreError(
                 f"the run {self.url} is damaged: its description has matrices={ {name: listed} } for {grid}. Give "
                 f"another store="
             )
-        chunks = (grid.tile, grid.panel)
-        arrays = tuple(self.created(array, (n, n), chunks, dtype) for array, _, n in listed)
+        chunks = (tile, grid.panel)
+        arrays = tuple(self.created(one[0], shape, chunks, dtype) for one, shape in zip(listed, shapes, strict=True))
         return TiledMatrix(arrays, grid, tuple(first for _, first, _ in listed))
 
     def complete_matrix(self, listed: list[tuple[str, int, int]], grid: TileGrid) -> TiledMatrix | None:
@@ -154,8 +159,10 @@ class RunStore:
             arrays = tuple(self.opened(array) for array, _, _ in listed)
         except DamagedChunkError:
             return None
+        shapes = [shape_of_part(first, n, grid.tile) for _, first, n in listed]
         sizes = grid.tile, grid.panel  # of chunks, which an array of fewer rows has no larger than itself
-        if any(array.chunks != tuple(map(min, sizes, array.shape)) for array in arrays):
+        layouts = [(shape, tuple(map(min, sizes, shape))) for shape in shapes]
+        if [(array.shape, array.chunks) for array in arrays] != layouts:
             return None
         matrix = TiledMatrix(arrays, grid, tuple(first for _, first, _ in listed))
         return matrix if matrix.is_complete else None
@@ -358,7 +365,7 @@ class RunStore:
             for (array, _, _), (_, stop, _) in pairwise(listed):
                 found = self.opened(array)
                 for chunk in found.present():
-                    if chunk[0] >= stop:
+                    if chunk[0] * found.chunks[0] >= stop:
                         found.discard(chunk)
         if described["generation"]:
             write_group(self.at(f"{GROWTH}{described['generation']}"))

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.store.chunks import ChunkedArray
 from dkrr.store.description import (
     COPY,
+    COUNT,
     FACTOR_NOTE,
     FEATURES,
     SAVE_AGAIN,
@@ -45,8 +46,34 @@ MAX_LINES, MAX_CELLS = 40, 84
 EARLIER = "earlier/"
 """Beginning of the shown names of arrays of a run before it has grown, which the run does not have any more."""
 
-ArrayRanges = list[tuple[ChunkedArray, range]]
-"""Array, or the arrays of a matrix that has grown, each with the range of the rows of chunks that count."""
+
+class Part(NamedTuple):
+    """Array of the store, or one of those of a matrix that has grown."""
+
+    array: ChunkedArray
+    rows: range
+    """Rows of its chunks that count."""
+    tile_row: int = 0
+    """Row of tiles of the matrix at which its chunks begin."""
+
+    @property
+    def tile_rows(self) -> range:
+        """Rows of tiles of the matrix that it has rows of."""
+        return range(self.tile_row + self.rows.start, self.tile_row + self.rows.stop)
+
+    @property
+    def per_tile(self) -> int:
+        """Chunks of a tile, of an array of tiles."""
+        return -(-self.array.chunks[0] // self.array.chunks[1])
+
+    @property
+    def is_square(self) -> bool:
+        """Whether the array has the shape of the matrix."""
+        return self.array.shape[0] == self.array.shape[1]
+
+    def present(self) -> list[tuple[int, ...]]:
+        """Positions in the matrix of the existing chunks."""
+        return [(self.tile_row + c[0], *c[1:]) for c in self.array.present() if c[0] in self.rows]
 
 
 @dataclass(frozen=True)
@@ -293,19 +320,19 @@ def verify(path: str | Path) -> Verification:
     url = resolved_place(location(path, "path", "the path or URL of a run or a model", is_kept=True))
     if is_model(url):
         kind, (arrays, damage) = "model", _arrays_of_model(url)
-        complete, opened = list(arrays), {name: ranges[0][0] for name, ranges in arrays.items()}.__getitem__
+        complete, opened = list(arrays), {name: parts[0].array for name, parts in arrays.items()}.__getitem__
     else:
         run = RunStore(url)
         kind, (arrays, damage) = _kind(_begun(run, path, " or a model that dkrr wrote"), of_run="run"), _arrays_of(run)
         complete, opened = _complete_arrays(run), run.open_array
-    damage += [str(error) for ranges in arrays.values() for array, _ in ranges for error in array.damaged_chunks()]
+    damage += [str(error) for parts in arrays.values() for one in parts for error in one.array.damaged_chunks()]
     missing = []
     for name in complete:
         try:
             opened(name).check_complete()
         except DamagedChunkError as error:
             missing += [str(error)] if str(error) not in damage else []
-    contents = tuple(_content(name, ranges) for name, ranges in arrays.items())
+    contents = tuple(_content(name, parts) for name, parts in arrays.items())
     return Verification(str(path), kind, contents, tuple(dict.fromkeys(damage)), tuple(dict.fromkeys(missing)))
 
 
@@ -360,7 +387,7 @@ def _status_of_run(path: str, run: RunStore, description: dict[str, Any]) -> Run
     seen = None if saved is None or _is_of_finished_batch(saved, description["notes"]) else saved["shown"]
     far = HowFar(fingerprint or {}, description["notes"], seen)
     far.check(run.url)
-    contents = tuple(_content(name, ranges) for name, ranges in _arrays_of(run)[0].items())
+    contents = tuple(_content(name, parts) for name, parts in _arrays_of(run)[0].items())
     own = tuple(one for one in contents if not _is_of_growth(one.name))
     kind = "begun" if fingerprint is None else _kind(description, of_run="fit")
     is_finished, left = far.is_finished(kind, own), far.words(kind, own, None if copy is None else copy["name"])
@@ -443,23 +470,24 @@ def tile_maps(path: str | Path, cells: int = MAX_CELLS) -> list[TileMap]:
         As `status`.
     """
     arrays, _ = _arrays_of(_run_at(path))
-    triangles = {name: ranges for name, ranges in arrays.items() if _is_triangle(name, ranges)}
+    triangles = {name: parts for name, parts in arrays.items() if _is_triangle(name, parts)}
     # An array may only claim more tiles than that.
-    return [_tile_map(name, p, max(1, cells)) for name, p in triangles.items() if prod(p[-1][0].grid) <= MAX_TILES]
+    few = {name: parts for name, parts in triangles.items() if sum(prod(one.array.grid) for one in parts) <= MAX_TILES}
+    return [_tile_map(name, parts, max(1, cells)) for name, parts in few.items()]
 
 
-def _tile_map(name: str, ranges: ArrayRanges, cells: int) -> TileMap:
-    array = ranges[-1][0]
-    rows, columns = array.grid
-    per_tile = max(1, array.chunks[0] // array.chunks[1])
+def _tile_map(name: str, parts: list[Part], cells: int) -> TileMap:
+    rows, columns = max(one.tile_rows.stop for one in parts), max(one.array.grid[1] for one in parts)
+    per_tile, is_square = max(one.per_tile for one in parts), parts[0].is_square
     n_rows, n_columns = min(rows, cells), min(-(-columns // per_tile), cells)
     expected, present = np.zeros((n_rows, n_columns)), np.zeros((n_rows, n_columns))
     cell_of = np.arange(columns) * n_columns // columns
-    for i in range(rows):
-        n_chunks = min((i + 1) * per_tile, columns) if array.shape[0] == array.shape[1] else columns
-        expected[i * n_rows // rows] += np.bincount(cell_of[:n_chunks], minlength=n_columns)
-    for i, j in _present(ranges):
-        present[i * n_rows // rows, cell_of[j]] += 1
+    for one in parts:
+        for i in one.tile_rows:
+            n_chunks = min((i + 1) * per_tile, one.array.grid[1]) if is_square else columns
+            expected[i * n_rows // rows] += np.bincount(cell_of[:n_chunks], minlength=n_columns)
+        for i, j in one.present():
+            present[i * n_rows // rows, cell_of[j]] += 1
     with np.errstate(invalid="ignore"):
         return TileMap(name, int(present.sum()), int(expected.sum()), present / expected)
 
@@ -503,24 +531,38 @@ def _kind(description: dict[str, Any], *, of_run: str) -> str:
     return {None: of_run, "gram": "Gram matrix"}.get(what, "search")
 
 
-def _arrays_of(run: RunStore) -> tuple[dict[str, ArrayRanges], list[str]]:
+def _arrays_of(run: RunStore) -> tuple[dict[str, list[Part]], list[str]]:
     """Arrays of a run, those of a matrix under its name, and what is wrong with the metadata of others."""
-    description, rows_of = run.description() or {}, dict[str, tuple[str, range]]()
+    description, placed = run.description() or {}, dict[str, tuple[str, Any, Any, Any]]()
     number, growing = description.get("generation", 0), description.get("growing")
     group = "" if growing is None else f"{GROWTH}{growing['number']}/"
     for entries in (growing, description):  # of a growth that is not complete only what it has written itself
-        for name, ranges in ((entries or {}).get("matrices") or {}).items():
-            for (array, first, _), (_, stop, _) in pairwise([*ranges, (None, SIZE.stop, None)]):
+        tile = ((entries or {}).get("layout") or {}).get("tile")
+        tile = tile if matches(tile, COUNT) else 1
+        for name, listed in ((entries or {}).get("matrices") or {}).items():
+            shown_name = name if entries is description else f"{group}{name}"
+            for (array, first, _), (_, stop, _) in pairwise([*listed, (None, listed[-1][2], None)]):
                 if entries is description or array.startswith(group):
-                    rows_of[array] = name if entries is description else array, range(first, stop)
-    arrays, damage = dict[str, ArrayRanges](), list[str]()
+                    placed[array] = shown_name, first, stop, tile
+    arrays, damage = dict[str, list[Part]](), list[str]()
     for name, found in run.arrays():
         if isinstance(found, ChunkedArray):
-            matrix, rows = rows_of.get(name, (_shown_name(name, number), range(found.grid[0])))
-            arrays.setdefault(matrix, []).append((found, rows))
+            part, shown_name = Part(found, range(found.grid[0])), _shown_name(name, number)
+            if name in placed:
+                shown_name, first, stop, tile = placed[name]
+                part = _placed(found, first, stop, tile)
+            arrays.setdefault(shown_name, []).append(part)
         else:
             damage.append(str(found))
-    return {name: sorted(ranges, key=lambda one: one[1].start) for name, ranges in arrays.items()}, damage
+    return {name: sorted(parts, key=lambda one: one.tile_rows.start) for name, parts in arrays.items()}, damage
+
+
+def _placed(array: ChunkedArray, first: int, stop: int, tile: int) -> Part:
+    """Array with some rows of a matrix; see `TiledMatrix`."""
+    if array.shape[0] != array.shape[-1]:
+        return Part(array, range(array.grid[0]), first // tile)
+    height = array.chunks[0]
+    return Part(array, range(first // height, min(array.grid[0], -(-stop // height))))
 
 
 def _shown_name(name: str, number: int) -> str:
@@ -534,8 +576,8 @@ def _is_of_growth(name: str) -> bool:
     return name.startswith((GROWTH, EARLIER))
 
 
-def _arrays_of_model(url: str) -> tuple[dict[str, ArrayRanges], list[str]]:
-    arrays, damage = dict[str, ArrayRanges](), list[str]()
+def _arrays_of_model(url: str) -> tuple[dict[str, list[Part]], list[str]]:
+    arrays, damage = dict[str, list[Part]](), list[str]()
     for name, several in model_arrays(url, describe_model(url)):
         for array in several:
             try:
@@ -543,24 +585,27 @@ def _arrays_of_model(url: str) -> tuple[dict[str, ArrayRanges], list[str]]:
             except DamagedChunkError as error:
                 damage.append(str(error))
             full = name if len(several) == 1 else f"{name}/{array.url.rpartition('/')[2]}"
-            arrays[full] = [(array, range(array.grid[0]))]
+            arrays[full] = [Part(array, range(array.grid[0]))]
     return arrays, damage
 
 
-def _present(ranges: ArrayRanges) -> list[tuple[int, ...]]:
-    """Positions of the existing chunks."""
-    return [c for array, rows in ranges for c in array.present() if c[0] in rows]
-
-
-def _content(name: str, ranges: ArrayRanges) -> ArrayContents:
-    array, n_present = ranges[-1][0], len(_present(ranges))
-    grid, n_expected = array.grid, prod(array.grid)
+def _content(name: str, parts: list[Part]) -> ArrayContents:
+    array, counts = parts[-1].array, [len(one.present()) for one in parts]
+    n_present, n_expected, shape = sum(counts), prod(array.grid), array.shape
     if _is_working(name):
         n_expected = n_present
-    elif _is_triangle(name, ranges) and array.shape[0] == array.shape[1]:
-        per_tile, first = array.chunks[0] // array.chunks[1], ranges[0][1].start
-        n_expected = _n_lower(grid[0], grid[1], per_tile) - _n_lower(first, grid[1], per_tile)
-    return ArrayContents(name, array.shape, array.dtype, n_present, n_expected, n_present * array.chunk_bytes)
+    elif _is_triangle(name, parts) and (len(parts) > 1 or parts[0].is_square):
+        n_expected, shape = sum(map(_n_expected, parts)), (array.shape[1], array.shape[1])
+    n_bytes = sum(n * one.array.chunk_bytes for n, one in zip(counts, parts, strict=True))
+    return ArrayContents(name, shape, array.dtype, n_present, n_expected, n_bytes)
+
+
+def _n_expected(part: Part) -> int:
+    """Chunks on and below the diagonal."""
+    columns, rows = part.array.grid[1], part.rows
+    if not part.is_square:
+        return columns
+    return _n_lower(rows.stop, columns, part.per_tile) - _n_lower(rows.start, columns, part.per_tile)
 
 
 def _n_lower(n_rows: int, n_columns: int, per_tile: int) -> int:
@@ -569,10 +614,10 @@ def _n_lower(n_rows: int, n_columns: int, per_tile: int) -> int:
     return per_tile * n_short * (n_short + 1) // 2 + (n_rows - n_short) * n_columns
 
 
-def _is_triangle(name: str, ranges: ArrayRanges) -> bool:
+def _is_triangle(name: str, parts: list[Part]) -> bool:
     """Whether an array of a run holds the tiles of a triangle: factors, Gram matrices, ΦᵀWΦ."""
     last = name.rpartition("/")[2]
-    return (last in ("factor", "gram") or last.startswith("part-")) and len(ranges[-1][0].shape) == 2
+    return (last in ("factor", "gram") or last.startswith("part-")) and all(len(one.array.shape) == 2 for one in parts)
 
 
 def _is_working(name: str) -> bool:

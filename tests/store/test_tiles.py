@@ -26,9 +26,9 @@ def grids(draw):
 FACTOR = "system-0/factor"
 
 
-def grown(url, n_before, first, n, name=FACTOR):
-    """The run at a URL, as one that has grown: a matrix has the tile rows from `first` on in another array."""
-    edit(url, matrices={name: [[name, 0, n_before], [f"{name}-1", first, n]]})
+def grown(url, *parts, name=FACTOR):
+    """The run at a URL, as one that has grown: a matrix lies in several arrays, each from a row up to another."""
+    edit(url, matrices={name: [[f"{name}-{first}" if first else name, first, stop] for first, stop in parts]})
     return RunStore(url)
 
 
@@ -139,22 +139,28 @@ def test_padded_tiles_are_written_and_read(tmp_path):
             assert_array_equal(found, tile)
 
 
-def test_a_matrix_whose_tile_rows_lie_in_two_arrays_is_read_verified_and_deleted_as_one(place):
-    A, before, grid, url = symmetric(75), TileGrid(55, 20, 10), TileGrid(75, 20, 10), f"{place}/run"
+@pytest.mark.parametrize(("first", "n_chunks"), [(40, 20), (55, 26)])
+def test_a_matrix_that_lies_in_several_arrays_is_read_verified_and_deleted_as_one(place, first, n_chunks):
+    """Further rows lie beside those of the last tile row, or the latter is written again."""
+    A, before, grid, url = np.tril(symmetric(75)), TileGrid(55, 20, 10), TileGrid(75, 20, 10), f"{place}/run"
     store = RunStore(url)
     store.open()
     store.claim({"shape": [75, 3]}, {"form": "dual", "tile": 20, "panel": 10})
     store.create_group("system-0")
     small = store.matrix(FACTOR, before)
-    for i, j in before.lower():  # tile row 2, of 15 rows, is superseded
+    for i, j in before.lower():
         small.write_tile(i, j, A[before.rows(i), before.rows(j)])
-    store = grown(url, 55, 2, 75)
+    store = grown(url, (0, 55), (first, 60), (60, 75))
     matrix = store.matrix(FACTOR, grid)
     assert matrix.complete_tiles() == {(0, 0), (1, 0), (1, 1)} and not dkrr.verify(url).missing
     assert dkrr.status(url).left == "14 chunks are left to compute (system-0/factor)"
+    assert matrix.is_apart(2, 15) == (first == 55)
     for i, j in grid.lower():
         if i >= 2:
-            matrix.write_tile(i, j, A[grid.rows(i), grid.rows(j)])
+            tile = A[grid.rows(i), grid.rows(j)].copy()
+            if i == 2 and first == 55:
+                tile[:15] = np.nan  # which are not written
+            matrix.write_tile(i, j, tile, 15 if i == 2 else 0)
     assert matrix == RunStore(url).matrix(FACTOR, grid) and matrix.complete_tiles() == set(grid.lower())
     for i, j in grid.lower():
         out = np.empty((grid.height(i), grid.height(j)))
@@ -162,13 +168,23 @@ def test_a_matrix_whose_tile_rows_lie_in_two_arrays_is_read_verified_and_deleted
         assert_array_equal(out, A[grid.rows(i), grid.rows(j)])
     found, (map_of_tiles,) = dkrr.verify(url), tile_maps(url)
     assert found.is_whole and [(one.name, one.shape) for one in found.arrays] == [(FACTOR, (75, 75))]
-    assert (found.arrays[0].present, found.arrays[0].expected) == (20, 20), "two panels a tile, on ten tiles"
-    assert map_of_tiles.present == map_of_tiles.expected
+    assert (found.arrays[0].present, found.arrays[0].expected) == (n_chunks, n_chunks), "two panels a tile"
+    assert map_of_tiles.present == map_of_tiles.expected == n_chunks
     store.delete("system-0")
     assert not list(store.arrays()) and RunStore(url).description()["matrices"] == {}
 
 
-@pytest.mark.parametrize("pieces", [[["f", 1, 75]], [["f", 0, 55]], [["f", 0, 30], ["g", 2, 75]], [["f", 0, 75]] * 2])
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [["f", 1, 75]],
+        [["f", 0, 55]],
+        [["f", 0, 30], ["g", 40, 75]],
+        [["f", 0, 55], ["g", 50, 60], ["h", 60, 75]],
+        [["f", 0, 55], ["g", 55, 75]],
+        [["f", 0, 75]] * 2,
+    ],
+)
 def test_arrays_that_do_not_make_up_a_matrix_are_refused(tmp_path, pieces):
     store = RunStore(str(tmp_path))
     store.open()
@@ -177,7 +193,8 @@ def test_arrays_that_do_not_make_up_a_matrix_are_refused(tmp_path, pieces):
         RunStore(str(tmp_path)).matrix("f", TileGrid(75, 20, 10))
 
 
-def test_a_run_resumes_with_its_factor_in_two_arrays_and_computes_what_is_damaged_in_either(tmp_path):
+@pytest.mark.parametrize("first", [64, 70])
+def test_a_run_resumes_with_its_factor_in_two_arrays_and_computes_what_is_damaged_in_either(tmp_path, first):
     X, url = np.random.default_rng(0).normal(size=(96, 3)), str(tmp_path / "run")
     model = dkrr.KernelRidge(0.1, kernel="rbf", tile=32, solver="cholesky", store=url)
     expected = model.fit(X, X[:, 0]).dual_coef_
@@ -187,7 +204,7 @@ def test_a_run_resumes_with_its_factor_in_two_arrays_and_computes_what_is_damage
     for (i, j), tile in tiles.items():
         store.matrix(FACTOR, grid).read_tile(i, j, tile)
     store.delete(FACTOR)
-    matrix = grown(url, 70, 2, 96).matrix(FACTOR, grid)
+    matrix = grown(url, (0, 70), (first, 96)).matrix(FACTOR, grid)
     for (i, j), tile in tiles.items():
         matrix.write_tile(i, j, tile)
     files = [*(tmp_path / "run" / "system-0").glob("factor*/c.*")]
