@@ -221,6 +221,7 @@ class IterativeDual:
             Step("conjugate gradient", partial_apply_work(p.n, self.rank, s.n_active, precision), iterations),
             Step("conjugate gradient", times=iterations, seconds=self._trip_seconds(products)),
             Step("conjugate gradient", site.product(s.n_columns, *check) + x_read, n_products),
+            Step("conjugate gradient", calls_work(p.n, tile, check[1]), n_products),
             Step("conjugate gradient", Work(written_bytes=checkpoint, disk_bytes=2 * checkpoint), seconds=0.0),
             *(newton_steps(site) if p.loss == "logistic" else ()),
         ]
