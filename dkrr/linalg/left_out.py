@@ -6,13 +6,14 @@ the matrix A_RR, and
     x = A⁻¹ b − A⁻¹ E_S μ,    Z_S μ = (A⁻¹ b)_S,    Z_S = E_Sᵀ A⁻¹ E_S,
 
 has x_S = 0 and A_RR x_R = b_R, whatever b_S is. Z_S is computed once, by |S| right-hand sides: 2 |S| n² operations.
-A⁻¹ E_S is not kept, since it may be large: a solution takes one or two more substitutions instead.
+A⁻¹ E_S is kept if it is small, and computed with the first solution, so that the factor is read once; else a solution
+takes one or two more substitutions.
 
 With L Lᵀ = A the result is the inverse of (L Lᵀ)_RR to rounding. So a factor in float32 is as good a preconditioner of
 the smaller system as it was of the whole one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -30,7 +31,7 @@ MAX_FRACTION = 0.1
 MAX_ROWS = 2048
 """Most rows that are left out: Z_S and its factor take 64 MiB of the calling process, which no plan counts."""
 COLUMN_BYTES = 8 * 2**20
-"""Columns of the identity that are solved for at once."""
+"""Columns of the identity that are solved for at once; no more of A⁻¹ E_S are kept."""
 MAX_COLUMNS = 256
 PROJECTIONS = {"float64": 2, "float32": 1}
 """Times that a solution is projected, by the precision of the factor: the second takes away what the rounding of Z_S
@@ -47,6 +48,13 @@ def _columns(n: int) -> int:
     return max(1, min(MAX_COLUMNS, COLUMN_BYTES // (8 * n)))
 
 
+def _identity(n: int, rows: NDArray[np.intp]) -> Array:
+    """Columns of the identity."""
+    columns = np.zeros((n, len(rows)))
+    columns[rows, np.arange(len(rows))] = 1.0
+    return columns
+
+
 @dataclass
 class LeftOutFactor(Factor):
     """(A_RR)⁻¹ on the rows that stay, zeros on the others, with a factor of all of A.
@@ -60,6 +68,8 @@ class LeftOutFactor(Factor):
 
     factor: Factor
     rows: NDArray[np.intp]
+    _kept: Array | None = field(default=None, init=False, repr=False)
+    """A⁻¹ E_S, of shape (n, k)."""
 
     @property
     def matrix(self) -> Matrix:  # type: ignore[override]
@@ -79,9 +89,8 @@ class LeftOutFactor(Factor):
         inverse, width = np.empty((k, k)), _columns(n)
         for start in range(0, k, width):
             part = self.rows[start : start + width]
-            columns = np.zeros((n, len(part)))
-            columns[part, np.arange(len(part))] = 1.0
-            inverse[:, start : start + width] = self.factor.solve(columns)[self.rows]
+            found = self.factor.solve(_identity(n, part)) if self._kept is None else self._kept
+            inverse[:, start : start + width] = found[self.rows]
         diagonal = inverse.diagonal().copy()
         scale = 1.0 / np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
         inverse *= scale[:, None]
@@ -99,14 +108,23 @@ class LeftOutFactor(Factor):
         return inverse, scale[:, None]
 
     def solve(self, right_sides: Array) -> Array:
-        x = self.factor.solve(right_sides)
+        m, n = right_sides.shape[1], self.matrix.grid.n
+        if self._kept is None and len(self.rows) <= _columns(n):
+            both = self.factor.solve(np.column_stack([right_sides, _identity(n, self.rows)]))
+            x, self._kept = both[:, :m].copy(), both[:, m:].copy()
+        else:
+            x = self.factor.solve(right_sides)
         lower, scale = self._inverse_factor
         for _ in range(PROJECTIONS[np.dtype(self.matrix.dtype).name]):
             multipliers = x[self.rows] * scale
             blas.solve_lower(lower, multipliers)
             blas.solve_lower(lower, multipliers, transpose=True)
+            multipliers *= scale
+            if self._kept is not None:
+                x -= blas.product(self._kept, multipliers)
+                continue
             sides = np.zeros(x.shape)
-            sides[self.rows] = multipliers * scale
+            sides[self.rows] = multipliers
             x -= self.factor.solve(sides)
         x[self.rows] = 0.0
         return x
