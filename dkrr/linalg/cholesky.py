@@ -318,7 +318,7 @@ def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
         meter.bytes_read += n_a + n_b
         if i != j:
             with meter.time("gemm"):
-                blas.gemm(new, a[top:], b, transpose_b=True, alpha=-1.0, beta=1.0)
+                blas.gemm(new, a, b, transpose_b=True, alpha=-1.0, beta=1.0)
             continue
         with meter.time("syrk"):
             blas.syrk(new[:, top:], a[top:], alpha=-1.0, beta=1.0)
@@ -344,19 +344,24 @@ def _panels_of_both(
     column_ranges: Sequence[slice],
     buffers: tuple[list[blas.Array], list[blas.Array]],
 ) -> Iterator[tuple[tuple[blas.Array, int], tuple[blas.Array, int]]]:
-    """Panels of rows i and j in each range of columns, and bytes read for them."""
+    """Panels of rows i and j in each range of columns, and bytes read for them.
 
-    def load(row: int, own: list[blas.Array], k: int, slot: int) -> tuple[blas.Array, int]:
-        return matrix.read_strip(row, column_ranges[k], own[slot])
+    Of row i without the rows that a smaller factor has, which only the tile on the diagonal needs.
+    """
+    rows = (step.i, 0 if step.i == step.j else step.top), (step.j, 0)
+
+    def load(row: tuple[int, int], own: list[blas.Array], k: int, slot: int) -> tuple[blas.Array, int]:
+        i, top = row
+        return matrix.read_strip(i, column_ranges[k], own[slot], top)
 
     def load_both(k: int, slot: int) -> tuple[tuple[blas.Array, int], tuple[blas.Array, int]]:
-        a = load(step.i, buffers[0], k, slot)
-        return a, (a[0], 0) if step.i == step.j else load(step.j, buffers[1], k, slot)
+        a = load(rows[0], buffers[0], k, slot)
+        return a, (a[0], 0) if step.i == step.j else load(rows[1], buffers[1], k, slot)
 
     if matrix.is_remote and step.i != step.j:  # both at the same time: every request takes a while
         one, other = (
             prefetched(len(column_ranges), partial(load, row, own), meter, waits=True)
-            for row, own in zip((step.i, step.j), buffers, strict=True)
+            for row, own in zip(rows, buffers, strict=True)
         )
         return zip(one, other, strict=True)
     # Mapped panels are memory of the process: one pair ahead.

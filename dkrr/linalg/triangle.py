@@ -88,10 +88,10 @@ class StoredTriangle(TiledMatrix):
     def panel_buffer(self) -> NDArray[Any]:
         return np.empty((self.grid.tile, self.grid.panel), self.dtype)
 
-    def read_panel(self, i: int, p: int, buffer: NDArray[Any]) -> tuple[NDArray[Any], int]:
+    def read_panel(self, i: int, p: int, buffer: NDArray[Any], top: int = 0) -> tuple[NDArray[Any], int]:
         first, height, columns = _first_row(self.grid, i, p), self.grid.height(i), self.grid.columns(p)
         self.arrays[0].read_rows(first, first + height, buffer[:height])
-        return buffer[:height, : columns.stop - columns.start], 8 * height * self.grid.panel
+        return buffer[top:height, : columns.stop - columns.start], 8 * height * self.grid.panel
 
 
 def kept_factor(rows: CheckedRows, grid: TileGrid, *, in_memory: bool) -> Matrix:

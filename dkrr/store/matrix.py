@@ -178,29 +178,31 @@ class TiledMatrix:
         """Columns of these tile columns that are read at once, one after another: those of a panel."""
         return [self.grid.columns(p) for j in tiles for p in self.grid.panels(j)]
 
-    def read_strip(self, i: int, columns: slice, buffer: NDArray[Any]) -> tuple[NDArray[Any], int]:
+    def read_strip(self, i: int, columns: slice, buffer: NDArray[Any], top: int = 0) -> tuple[NDArray[Any], int]:
         """Read tile row `i` in the columns of a strip; see `read_panel`."""
-        return self.read_panel(i, columns.start // self.grid.panel, buffer)
+        return self.read_panel(i, columns.start // self.grid.panel, buffer, top)
 
-    def read_panel(self, i: int, p: int, buffer: NDArray[Any]) -> tuple[NDArray[Any], int]:
-        """Read panel `p` of tile row `i`.
+    def read_panel(self, i: int, p: int, buffer: NDArray[Any], top: int = 0) -> tuple[NDArray[Any], int]:
+        """Read panel `p` of tile row `i`, without its first `top` rows.
 
         Returns
         -------
-        panel : ndarray of shape (height of row i, width of panel p)
+        panel : ndarray of shape (height of row i − top, width of panel p)
             To be read only: in the system's cache, from a local store, else a view of `buffer`.
         n_bytes : int
             Bytes read.
         """
-        pieces, columns = self.pieces(i), self.grid.columns(p)
+        pieces, columns = [piece for piece in self.pieces(i) if piece.rows.stop > top], self.grid.columns(p)
         panel = buffer[: self.grid.height(i), : columns.stop - columns.start]
         if len(pieces) > 1:
-            return panel, sum(piece.read(p, panel) for piece in pieces)
-        array, chunk_row, _ = pieces[0]
+            return panel[top:], sum(piece.read(p, panel) for piece in pieces)
+        array, chunk_row, rows = pieces[0]
+        own = slice(max(top - rows.start, 0), rows.stop - rows.start)
         chunk = array.mapped((chunk_row, p))
         if chunk is None:
-            return panel, array.read((chunk_row, p), buffer[: array.chunks[0]])
-        return chunk[: panel.shape[0], : panel.shape[1]], array.chunk_bytes
+            chunk = buffer[: array.chunks[0]]
+            array.read((chunk_row, p), chunk)
+        return chunk[own, : panel.shape[1]], array.chunk_bytes
 
     def write_panel(self, i: int, p: int, tile: NDArray[Any], top: int = 0) -> int:
         """Write panel `p` of the tile of row `i` that it lies in, and return the number of bytes written.
@@ -386,9 +388,15 @@ class MemoryMatrix:
         """See TiledMatrix; all columns at once."""
         return [slice(self.grid.rows(tiles[0]).start, self.grid.rows(tiles[-1]).stop)] if tiles else []
 
-    def read_strip(self, i: int, columns: slice, buffer: NDArray[Any]) -> tuple[NDArray[Any], int]:  # noqa: ARG002
+    def read_strip(
+        self,
+        i: int,
+        columns: slice,
+        buffer: NDArray[Any],  # noqa: ARG002
+        top: int = 0,
+    ) -> tuple[NDArray[Any], int]:
         """See TiledMatrix; where it lies."""
-        return self._left[i][:, columns], 0
+        return self._left[i][top:, columns], 0
 
     def read_panel(self, i: int, p: int, buffer: NDArray[Any]) -> tuple[NDArray[Any], int]:  # noqa: ARG002
         """See TiledMatrix; where it lies."""
