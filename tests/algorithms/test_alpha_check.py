@@ -73,8 +73,8 @@ def searched(model):
         ("plain", 0.1, 0.0, 5.0, "3 alpha"),
         ("intercept", 300.0, 1.0, 0.5, "alpha/3"),
         ("plain", 0.3, 1.0, 0.5, ""),
-        ("weights", 0.1, 0.0, 5.0, "3 alpha"),
-        ("float32", 300.0, 1.0, 0.5, "alpha/3"),
+        pytest.param("weights", 0.1, 0.0, 5.0, "3 alpha", marks=pytest.mark.nightly),
+        pytest.param("float32", 300.0, 1.0, 0.5, "alpha/3", marks=pytest.mark.nightly),
     ],
 )
 def test_a_run_that_grows_says_whether_to_search_again(tmp_path, way, alpha, signal, gamma, name):

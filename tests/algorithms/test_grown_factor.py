@@ -72,7 +72,7 @@ def assert_same(grown, whole, X, rtol=1e-9):
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=() if seed < 5 else pytest.mark.nightly) for seed in range(50)]
+    "seed", [pytest.param(seed, marks=() if seed < 3 else pytest.mark.nightly) for seed in range(50)]
 )
 def test_a_model_that_grows_is_that_of_all_rows(seed):
     rng = np.random.default_rng([seed, 52])
@@ -150,7 +150,7 @@ def test_a_plain_fit_is_factored_once_more_and_says_so():
     assert_same(model.partial_fit(X[60:70], y[60:70]), KernelRidge(**PLAIN).fit(X[:70], y[:70]), X)
 
 
-@pytest.mark.parametrize("is_near", [False, True])
+@pytest.mark.parametrize("is_near", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_small_growths_lose_no_digits(is_near):
     rng = np.random.default_rng(3)
     X, y, _ = rows_of(rng, 800, t=1)

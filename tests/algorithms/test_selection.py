@@ -160,11 +160,13 @@ def _warned(match, X, Y, **settings):
 def test_an_evaluation_whose_systems_are_not_solved_is_not_taken():
     X, Y = problem(n=80)
     settings = {"alphas": [0.3], "tol": 1e-3, "optimize": "ard", "refit": False}
-    few = ConjugateGradient(preconditioner=None, max_iter=30)
+    few = ConjugateGradient(preconditioner=None, max_iter=30, precision="mixed")
     found = _warned("an evaluation, with alpha = .* not solved; the best of its", X, Y, solver=few, **settings)
     assert found.alphas.min() > 0.1, "that of 0.03 is none of its evaluations"
     with pytest.raises(InputError, match="the systems of the first evaluation, with alpha = 0.3, were solved to"):
-        KernelRidgeCV(solver=ConjugateGradient(preconditioner=None, max_iter=15), **settings).fit(X, Y)
+        KernelRidgeCV(solver=ConjugateGradient(preconditioner=None, max_iter=15, precision="mixed"), **settings).fit(
+            X, Y
+        )
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ WAYS = {
 }
 
 
-AT_NIGHT = ("conjugate gradient", "two values of alpha", "primal")
+AT_NIGHT = ("conjugate gradient", "two values of alpha", "primal", "lazy rows", "float32")
 
 
 @pytest.mark.parametrize("way", [pytest.param(w, marks=[pytest.mark.nightly] * (w in AT_NIGHT)) for w in WAYS])
@@ -152,8 +152,8 @@ def test_a_growth_that_is_stopped_leaves_the_run_and_is_resumed_or_given_up(plac
     assert dkrr.verify(store).is_whole and dkrr.status(store).is_finished
 
 
-def test_other_targets_and_rows_of_weight_0_keep_the_factor(place):
-    store, settings = f"{place}/run.zarr", {"weights": WEIGHTS, "fit_intercept": True}
+def test_other_targets_and_rows_of_weight_0_keep_the_factor(folder):
+    store, settings = f"{folder}/run.zarr", {"weights": WEIGHTS, "fit_intercept": True}
     fit(store, N, **settings)
     found = fit(store, N, y=Y[:, ::-1] ** 2, **settings)
     check(found, N, y=Y[:, ::-1] ** 2, **settings)
@@ -186,7 +186,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("n", [N, M])
+@pytest.mark.parametrize("n", [pytest.param(N, marks=pytest.mark.nightly), M])
 @pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_is_refused_leaves_every_byte_of_the_run(tmp_path, monkeypatch, change, message, n):
     monkeypatch.setattr(checks, "_BLOCK_ROWS", 16)
@@ -293,7 +293,7 @@ def test_workers_grow_a_run(tmp_path, workers):
     assert dkrr.verify(store).is_whole
 
 
-@pytest.mark.parametrize("solver", ["cholesky", "cg"])
+@pytest.mark.parametrize("solver", ["cholesky", pytest.param("cg", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("n_left_out", [2, 30])
 def test_rows_that_were_left_out_come_back(tmp_path, solver, n_left_out):
     """Few of them with the factor that is there; of many all are factored again, and again when they come back."""
