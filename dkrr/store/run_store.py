@@ -130,7 +130,7 @@ class RunStore:
         return self._facts[1].get(name) or [(self.inner(name), 0, n)]
 
     def matrix(self, name: str, grid: TileGrid, dtype: str = "float64") -> TiledMatrix:
-        """Create a matrix in tiles, or take the existing one of this layout, whose tile rows may lie in several arrays.
+        """Create a matrix in tiles, or take the existing one of this layout, whose rows may lie in several arrays.
 
         Raises
         ------
