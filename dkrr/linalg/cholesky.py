@@ -493,14 +493,7 @@ def cholesky_work(
         Rows that the factor has already.
     """
     n_tiles, whole = grid.n_tiles, kept_rows // grid.tile
-    panel = float(_panel_bytes(grid, itemsize))
-    panels_before = [len(grid.panels(0)) * j for j in range(n_tiles)]
-    read = sum(
-        panel * (before * (j >= whole) + (n_tiles - max(j + 1, whole)) * (2 * before + len(grid.panels(j))))
-        for j, before in enumerate(panels_before)
-    )
-    if kept_rows % grid.tile:  # the square of the tile row that grows
-        read += panel * (len(grid.panels(0)) - (-kept_rows % grid.tile) // grid.panel)
+    read = _read_bytes(grid, kept_rows, itemsize)
     between = partial_bytes(grid, columns_per_task, itemsize, whole)
     new = grown_bytes(grid, kept_rows, itemsize) if kept_rows else factor_bytes(grid, itemsize)
     return Work(
@@ -550,6 +543,32 @@ def factor_bytes(grid: TileGrid, itemsize: int = 8) -> int:
     # Columns of tiles are alike but for the last, which has one tile.
     n_full, last = grid.n_tiles * (grid.n_tiles + 1) // 2 - 1, grid.n_tiles - 1
     return (n_full * (grid.tile // grid.panel) + len(grid.panels(last))) * _panel_bytes(grid, itemsize)
+
+
+def _read_bytes(grid: TileGrid, kept_rows: int, itemsize: int) -> float:
+    """Bytes of L that all tasks read. Beside the diagonal they need of the tile row that grows its new rows only."""
+    n_tiles, per_tile, (whole, top) = grid.n_tiles, len(grid.panels(0)), divmod(kept_rows, grid.tile)
+
+    def panel_bytes(rows: int) -> int:
+        return itemsize * rows * grid.panel + OVERHEAD_BYTES
+
+    new = [panel_bytes(grid.tile)] * n_tiles
+    if kept_rows:  # else an array is filled up to whole tiles
+        new[-1] = panel_bytes(grid.height(n_tiles - 1))
+    every, absent = [*new], [0] * n_tiles
+    read = left = 0
+    if top:
+        old = panel_bytes(min(grid.tile, kept_rows))
+        new[whole] = panel_bytes(grid.height(whole) - top)
+        every[whole] = new[whole] + old
+        n_absent = len(grid.panels(whole)) - -(-top // grid.panel)  # panels right of the kept rows
+        absent[whole] = n_absent * old
+        read = (len(grid.panels(whole)) - n_absent) * old  # the kept square
+    for i in range(n_tiles):
+        if i >= whole:
+            read += per_tile * i * every[i] + per_tile * (i * (i - 1) // 2) * new[i] + left
+        left += (per_tile * i + len(grid.panels(i))) * every[i] - absent[i]
+    return float(read)
 
 
 def grown_bytes(grid: TileGrid, kept_rows: int, itemsize: int = 8) -> int:

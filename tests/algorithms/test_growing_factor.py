@@ -187,7 +187,7 @@ def test_bytes_and_tasks_of_a_growth_are_those_of_the_formula(tmp_path, h, m, dt
     formed = 8 * sum(
         (grid.height(i) - (h if i == first else 0)) * grid.height(j) for i, j in grid.lower() if i >= first
     )
-    assert record.bytes_read - formed == pytest.approx(cost.read_bytes, rel=0.3), "as if all tile rows lay in one array"
+    assert record.bytes_read - formed == cost.read_bytes
     assert record.bytes_written == cost.written_bytes
     assert len(record.tasks) == cost.n_tasks
     assert cost.gemm_flops == pytest.approx((n**3 - n_kept**3) / 3 * itemsize / 8)
