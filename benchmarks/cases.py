@@ -33,11 +33,11 @@ from benchmarks.flights import load as load_flights
 from benchmarks.local_client import local_client
 from benchmarks.machine import LoadMeter, describe_machine
 from benchmarks.peers import SEED, Floats
+from dkrr import limits
 from dkrr.checks import parse_bytes
-from dkrr.cluster import process
-from dkrr.cluster.process import peak_resident_bytes, reset_peak
 from dkrr.fitting import run
 from dkrr.kernels import Matern
+from dkrr.limits import peak_resident_bytes, reset_peak
 from dkrr.linalg import TASK_MODULES
 from dkrr.linalg.result import SolveResult
 from dkrr.machine import detection
@@ -222,7 +222,7 @@ def surroundings(case: Case, folder: Path) -> Iterator[None]:
 @contextmanager
 def memory_of_first_plan() -> Iterator[None]:
     """All plans of this process count the memory that it held before the first one, as every one leaves some behind."""
-    original, first = process.resident_bytes, list[int]()
+    original, first = limits.resident_bytes, list[int]()
 
     def resident_bytes() -> int:
         if not first:

@@ -25,7 +25,7 @@ from benchmarks.machine import LoadMeter, stamped
 from benchmarks.peers import run_command
 from benchmarks.solve import write_line
 from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV
-from dkrr.cluster.process import peak_resident_bytes, reset_peak
+from dkrr.limits import peak_resident_bytes, reset_peak
 
 Floats = NDArray[np.float64]
 

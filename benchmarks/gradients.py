@@ -25,8 +25,8 @@ from rich.table import Table
 import dkrr
 from benchmarks.iterative import data
 from benchmarks.machine import LoadMeter, stamped
-from dkrr.cluster.process import peak_resident_bytes
 from dkrr.errors import ConvergenceWarning
+from dkrr.limits import peak_resident_bytes
 from dkrr.text import format_seconds
 
 FOLDS = 5

@@ -45,8 +45,8 @@ from benchmarks.cases import run_to_end
 from benchmarks.machine import LoadMeter, stamped
 from benchmarks.peers import ALPHA, SEED, Floats
 from benchmarks.solve import table_console, write_line
-from dkrr.cluster.process import peak_resident_bytes, reset_peak
 from dkrr.kernels import RBF
+from dkrr.limits import peak_resident_bytes, reset_peak
 from dkrr.text import format_bytes, format_seconds
 
 Record = dict[str, Any]

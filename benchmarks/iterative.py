@@ -22,11 +22,11 @@ from benchmarks.machine import LoadMeter, count_cores, stamped
 from benchmarks.peers import Floats
 from dkrr import blas
 from dkrr.cluster import ThreadExecutor
-from dkrr.cluster.process import peak_resident_bytes
 from dkrr.data import MemoryRows
 from dkrr.features import Nystroem
 from dkrr.fitting.costs.dual_cg_costs import cg_tile
 from dkrr.kernels import RBF, Laplacian
+from dkrr.limits import peak_resident_bytes
 from dkrr.linalg.gram_products import TiledOperator
 from dkrr.linalg.sources import KERNEL_BLOCK, GramTiles
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky

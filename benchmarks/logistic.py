@@ -41,8 +41,8 @@ from benchmarks.machine import LoadMeter, describe_machine
 from benchmarks.peers import run_command
 from benchmarks.solve import write_line
 from dkrr.checks import parse_bytes
-from dkrr.cluster.process import peak_resident_bytes
 from dkrr.config import setting
+from dkrr.limits import peak_resident_bytes
 from dkrr.linalg import TASK_MODULES
 from dkrr.linalg.result import NewtonStep
 from dkrr.text import format_bytes, format_seconds

@@ -23,7 +23,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.cluster.process import peak_resident_bytes
+from dkrr.limits import peak_resident_bytes
 from dkrr.typing import KernelName
 
 # SciPy, scikit-learn and Dask are imported where they are used: the memory of each peer is then its own.

@@ -35,8 +35,8 @@ from benchmarks.peers import run_command
 from benchmarks.solve import write_line
 from dkrr import blas
 from dkrr.checks import parse_bytes
-from dkrr.cluster.process import peak_resident_bytes, reset_peak
 from dkrr.config import setting
+from dkrr.limits import peak_resident_bytes, reset_peak
 from dkrr.linalg import TASK_MODULES
 from dkrr.linalg.passes import FEATURE_STRIP_BYTES, MIN_STRIP_ROWS
 from dkrr.text import format_bytes, format_seconds

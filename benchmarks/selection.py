@@ -32,7 +32,7 @@ from benchmarks.machine import LoadMeter, stamped
 from benchmarks.peers import run_command
 from benchmarks.selection_peers import Floats, Found, Problem, measured
 from dkrr import KernelRidge, KernelRidgeCV
-from dkrr.cluster.process import peak_resident_bytes
+from dkrr.limits import peak_resident_bytes
 from dkrr.planning.searches import SelectionPlan
 from dkrr.text import format_bytes, format_seconds
 

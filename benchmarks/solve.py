@@ -69,9 +69,9 @@ from benchmarks.machine import (
 from benchmarks.peers import ALPHA, KERNELS, PEERS, Problem, run_peers
 from dkrr.checks import parse_bytes
 from dkrr.cluster import TaskRecord
-from dkrr.cluster.process import peak_resident_bytes, reset_peak
 from dkrr.config import setting
 from dkrr.errors import DkrrError
+from dkrr.limits import peak_resident_bytes, reset_peak
 from dkrr.linalg import TASK_MODULES
 from dkrr.planning import Plan
 from dkrr.solvers import ConjugateGradient, Float32Cholesky

@@ -163,7 +163,7 @@ def _end(message: str, status: int) -> NoReturn:
 
 
 def _address_limit_note() -> str:
-    from dkrr.cluster.process import address_limit_note  # with libraries that --help does without
+    from dkrr.limits import address_limit_note  # with libraries that --help does without
 
     return address_limit_note()
 

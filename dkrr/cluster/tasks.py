@@ -17,8 +17,8 @@ from typing import Any, Protocol, Self
 
 from dkrr import blas
 from dkrr.cluster import resident
-from dkrr.cluster.process import peak_resident_bytes
 from dkrr.cluster.progress import Progress
+from dkrr.limits import peak_resident_bytes
 
 FAN_IN = 4
 """Values that one task of a tree of sums adds."""

@@ -8,8 +8,8 @@ from typing import Any
 import dask
 import psutil
 
-from dkrr.cluster.process import usable_cores
 from dkrr.errors import MemoryLimitError
+from dkrr.limits import usable_cores
 from dkrr.text import format_bytes, plural
 
 WORKER_SETTINGS: dict[str, Any] = {

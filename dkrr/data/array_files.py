@@ -14,8 +14,8 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 import numpy as np
 import scipy.sparse as sp
 
-from dkrr.cluster.process import available_bytes
 from dkrr.errors import InputError, InputTypeError
+from dkrr.limits import available_bytes
 from dkrr.sparse import check_structure
 from dkrr.text import MAX_NAMED, first_names, format_bytes
 

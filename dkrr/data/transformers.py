@@ -26,7 +26,6 @@ from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
 
 from dkrr.checks import parse_bytes, shown
-from dkrr.cluster.process import available_bytes
 from dkrr.data.arrays import canonical
 from dkrr.data.dask_rows import PartitionRows, is_dask_frame
 from dkrr.data.open import as_rows, load_labels
@@ -37,6 +36,7 @@ from dkrr.data.watched import watched
 from dkrr.errors import DkrrError, InputError, InputTypeError
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import learns
+from dkrr.limits import available_bytes
 from dkrr.rounding import check_exact
 from dkrr.sparse import check_structure
 from dkrr.text import first_names, format_bytes, plural

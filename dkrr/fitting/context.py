@@ -23,7 +23,7 @@ from dkrr import blas
 from dkrr.cluster import Executor, Meter, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor, make_progress
 from dkrr.cluster.folders import private_folder
 from dkrr.cluster.local_workers import LocalWorkers
-from dkrr.cluster.process import ambient_client, graceful_termination, peak_resident_bytes, reset_peak
+from dkrr.cluster.process import ambient_client, graceful_termination
 from dkrr.cluster.worker_settings import problems, refuse_a_pause, report
 from dkrr.cost import Stage
 from dkrr.data import MemoryRows, Rows, described_rows, scan, scan_tasks, write_rows
@@ -43,6 +43,7 @@ from dkrr.fitting.storage import (
     StoredArrays,
     TemporaryFolder,
 )
+from dkrr.limits import peak_resident_bytes, reset_peak
 from dkrr.linalg import TASK_MODULES
 from dkrr.linalg.giving_up import Watch
 from dkrr.linalg.solver_settings import ConjugateGradient

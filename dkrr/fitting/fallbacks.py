@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dkrr.cluster import Progress
-from dkrr.cluster.process import peak_resident_bytes
 from dkrr.cost import Stage
 from dkrr.errors import Float32BreakdownError, MemoryLimitError, PlanError
 from dkrr.fitting.context import progress_of
@@ -16,12 +15,13 @@ from dkrr.fitting.request_plans import plan_of
 from dkrr.fitting.requests import FitRequest
 from dkrr.fitting.results import FittedModel
 from dkrr.fitting.storage import note_given_up, with_repairs
+from dkrr.limits import peak_resident_bytes
 from dkrr.linalg.giving_up import GivenUpError
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
 from dkrr.planning import Plan
 from dkrr.planning.iterations_first import GIVEN_UP
 from dkrr.planning.problem import Because
-from dkrr.planning.reason import Reason
+from dkrr.text import Reason
 
 Models = tuple[FittedModel, ...]
 

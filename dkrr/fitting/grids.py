@@ -20,8 +20,7 @@ from dkrr.kernels.fourier_grid import SERIES_ROUNDING, FourierGrid, grid_columns
 from dkrr.kernels.nonuniform import MISSING
 from dkrr.planning.facts import Box
 from dkrr.planning.problem import Problem
-from dkrr.planning.reason import Reason
-from dkrr.text import format_seconds
+from dkrr.text import Reason, format_seconds
 
 MAX_FEATURES = 400_000
 """Most features of a grid that is priced."""

@@ -29,8 +29,7 @@ from dkrr.fitting.sampled import centre_linear_parts, with_bounding_box
 from dkrr.kernels import Kernel
 from dkrr.kernels.kernel_features import feature_map, is_drawn
 from dkrr.linalg.in_memory_cholesky import memory_bytes
-from dkrr.planning.reason import NO_REASON, Reason
-from dkrr.text import plural
+from dkrr.text import NO_REASON, Reason, plural
 
 Array = NDArray[np.float64]
 

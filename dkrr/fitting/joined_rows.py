@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.sparse as sp
 
-from dkrr.cluster.process import resident_bytes
 from dkrr.data import MemoryRows, Rows
 from dkrr.data.arrays import canonical
 from dkrr.data.rows import dense
 from dkrr.errors import MemoryLimitError
+from dkrr.limits import resident_bytes
 from dkrr.machine.detection import detect
 from dkrr.text import format_bytes
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dkrr.cluster import Progress, ThreadExecutor
-from dkrr.cluster.process import resident_bytes, usable_threads
+from dkrr.cluster.process import usable_threads
 from dkrr.data import CheckedRows, MemoryRows, Rows, whole
 from dkrr.errors import StoreError
 from dkrr.fitting.context import Context, open_context
@@ -29,6 +29,7 @@ from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.results import Left, SavedPosterior
 from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.fitting.tiled_folds import errors_in_tiles, stored_context
+from dkrr.limits import resident_bytes
 from dkrr.linalg.cholesky import Matrix
 from dkrr.linalg.cross_gram_products import ComputedCrossGram, cross_gram
 from dkrr.linalg.held_out import HeldOutErrors, columns_at_once

@@ -10,11 +10,10 @@ from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Chol
 from dkrr.planning.explain import SMALL_SECONDS, why_cg
 from dkrr.planning.iterations_first import NOT_SURELY_FASTER, SURE_SPEEDUP
 from dkrr.planning.problem import Problem
-from dkrr.planning.reason import NO_REASON, Reason
 from dkrr.planning.resources import Resources
 from dkrr.planning.uncertainty import UncertaintyPlan
 from dkrr.planning.work import CostModel, Step
-from dkrr.text import format_seconds
+from dkrr.text import NO_REASON, Reason, format_seconds
 
 MAX_VARIANCE_COLUMNS = 128
 """Rows whose variances are computed in one run: forming K then takes less time than using it."""

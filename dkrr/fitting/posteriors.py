@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from dkrr.cluster import Progress, SerialExecutor
-from dkrr.cluster.process import resident_bytes
 from dkrr.cost import Work
 from dkrr.data import Rows, refuse_changed
 from dkrr.data.watched import watched_data
@@ -49,6 +48,7 @@ from dkrr.fitting.results import SavedPosterior
 from dkrr.fitting.storage import MemoryStorage
 from dkrr.kernels import Kernel, Polynomial, Sigmoid
 from dkrr.kernels.kernel_features import feature_map, parts_of
+from dkrr.limits import resident_bytes
 from dkrr.linalg.held_out import folds_flops
 from dkrr.linalg.posterior import takes_second_sweep
 from dkrr.linalg.triangle import TriangleRows

@@ -20,8 +20,7 @@ from dkrr.machine.detection import detect
 from dkrr.machine.measures import with_measured_kernel
 from dkrr.planning.predictions import Deviations, Prediction, PredictionPlan, power_of_two
 from dkrr.planning.problem import Problem
-from dkrr.planning.reason import Reason
-from dkrr.text import format_bytes, plural
+from dkrr.text import Reason, format_bytes, plural
 
 MIN_PLANNED, FLOPS_PER_ENTRY = 1e8, 100.0
 """Entries of k from which predictions are planned, to show progress; operations of a substitution that take as long as

@@ -26,10 +26,9 @@ from dkrr.planning.facts import TYPICAL, Spectrum
 from dkrr.planning.iterations_first import is_soon_done
 from dkrr.planning.planner import choose
 from dkrr.planning.problem import Because, Problem
-from dkrr.planning.reason import NO_REASON, Reason
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import Strategy
-from dkrr.text import format_bytes, plural
+from dkrr.text import NO_REASON, Reason, format_bytes, plural
 
 SOON_SECONDS = 0.02
 """A fit in dual form that takes no longer is not compared with a grid."""

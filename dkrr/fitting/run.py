@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 from dkrr.cluster import Progress
-from dkrr.cluster.process import peak_resident_bytes, reset_peak
 from dkrr.errors import InputError, warn_inaccurate
 from dkrr.fitting import logistic
 from dkrr.fitting.context import open_context, progress_of
@@ -18,6 +17,7 @@ from dkrr.fitting.request_plans import plan_of
 from dkrr.fitting.requests import DualStart, FitRequest
 from dkrr.fitting.results import FittedModel, SavedPosterior, Solution, fitted_model, quadratics
 from dkrr.fitting.sampled import centre_linear_parts, with_sampled_maps
+from dkrr.limits import peak_resident_bytes, reset_peak
 from dkrr.linalg.result import SolveResult
 from dkrr.planning import Plan
 from dkrr.planning.problem import Loss

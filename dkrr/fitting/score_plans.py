@@ -31,12 +31,11 @@ from dkrr.planning.drawing import drawing_reasons
 from dkrr.planning.explain import NOT_ENOUGH_MEMORY, why_form
 from dkrr.planning.plan import Plan
 from dkrr.planning.problem import Problem
-from dkrr.planning.reason import Reason
 from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Resources
 from dkrr.planning.searches import NOTHING_LEFT, Optimising, SelectionPlan
 from dkrr.planning.selection import RISES, FoldSizes, ScoringPlan
 from dkrr.planning.work import CostModel, Step
-from dkrr.text import format_bytes
+from dkrr.text import Reason, format_bytes
 
 MAX_SWEEP_COLUMNS = 1024
 """Columns of one run of conjugate gradient, beyond which further targets wait: forming K no longer counts then."""

@@ -14,11 +14,11 @@ from dkrr.fitting.score_plans import plan_scores, whole_plan, with_parts
 from dkrr.kernels.fourier_grid import SERIES_ROUNDING
 from dkrr.kernels.nonuniform import is_available
 from dkrr.planning.problem import Problem
-from dkrr.planning.reason import Reason
 from dkrr.planning.resources import Resources
 from dkrr.planning.searches import NOTHING_LEFT, Optimising, SelectionPlan
 from dkrr.planning.selection import FoldSizes, ScoringPlan
 from dkrr.store.paths import resolved_place
+from dkrr.text import Reason
 
 
 def within_store(settings: Settings, name: str) -> Settings:

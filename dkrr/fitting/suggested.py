@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.cluster.process import resident_bytes, usable_threads
+from dkrr.cluster.process import usable_threads
 from dkrr.cost import Work
 from dkrr.data import Rows
 from dkrr.data.rows import Block, check_finite
@@ -14,6 +14,7 @@ from dkrr.errors import InputError, MemoryLimitError
 from dkrr.fitting.context import progress_of
 from dkrr.fitting.posteriors import Posteriors
 from dkrr.fitting.prediction_costs import room_for
+from dkrr.limits import resident_bytes
 from dkrr.linalg.posterior import covariance_flops
 from dkrr.linalg.suggestions import choice_flops, greedy_choices
 from dkrr.machine.detection import detect

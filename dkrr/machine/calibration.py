@@ -19,9 +19,10 @@ import psutil
 
 from dkrr.checks import location, positive
 from dkrr.cluster.folders import private_folder
-from dkrr.cluster.process import ambient_client, resident_bytes
+from dkrr.cluster.process import ambient_client
 from dkrr.config import setting, temporary_directory
 from dkrr.errors import InputError
+from dkrr.limits import resident_bytes
 from dkrr.machine.detection import fingerprint_of, load_profile, local_workers, rates_at, reports_of
 from dkrr.machine.measures import (
     CORE_BYTES,

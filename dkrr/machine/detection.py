@@ -12,20 +12,11 @@ import dask
 import psutil
 
 from dkrr.checks import parse_bytes, shown, whole
-from dkrr.cluster.control_groups import ROOT
-from dkrr.cluster.process import (
-    Confinement,
-    ambient_client,
-    available_bytes,
-    confinement,
-    process_limit_bytes,
-    resident_bytes,
-    thread_share,
-    usable_cores,
-)
+from dkrr.cluster.process import Confinement, ambient_client, confinement, thread_share
 from dkrr.cluster.worker_settings import WorkerReport
 from dkrr.config import checked_settings, setting
 from dkrr.errors import InputError
+from dkrr.limits import ROOT, available_bytes, process_limit_bytes, resident_bytes, usable_cores
 from dkrr.machine.profile import (
     PRELOAD,
     cluster_fingerprint,

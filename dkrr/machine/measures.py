@@ -20,13 +20,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dkrr import blas
-from dkrr.cluster.process import peak_resident_bytes, reset_peak, resident_bytes, usable_threads
+from dkrr.cluster.process import usable_threads
 from dkrr.config import setting
 from dkrr.data import Rows
 from dkrr.errors import DkrrError
 from dkrr.kernels import CallableKernel, Kernel
 from dkrr.kernels.columns import Columns, Compound
 from dkrr.kernels.custom import FunctionCost
+from dkrr.limits import peak_resident_bytes, reset_peak, resident_bytes
 from dkrr.linalg.gram_products import Precision
 from dkrr.linalg.sources import cut_tile
 from dkrr.planning.facts import EntrySeconds

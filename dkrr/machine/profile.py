@@ -27,10 +27,10 @@ import scipy
 
 import dkrr
 from dkrr import blas
-from dkrr.cluster.process import read_system_file, usable_cores
 from dkrr.cluster.worker_settings import WorkerReport
 from dkrr.config import setting
 from dkrr.errors import InputError
+from dkrr.limits import read_system_file, usable_cores
 from dkrr.planning.resources import PROFILE_FORMAT, Fingerprint, Profile, Rates
 from dkrr.store.paths import local_path
 from dkrr.store.places import place_at

@@ -3,8 +3,7 @@
 from typing import NamedTuple
 
 from dkrr.cost import Stage
-from dkrr.planning.reason import Reason
-from dkrr.text import format_bytes, format_seconds, plural
+from dkrr.text import Reason, format_bytes, format_seconds, plural
 
 
 class Drawing(NamedTuple):

@@ -6,11 +6,10 @@ from typing import Any
 
 from dkrr.planning.iterations_first import GIVEN_UP
 from dkrr.planning.problem import Form, Problem
-from dkrr.planning.reason import Reason, codes_of
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import Strategy
 from dkrr.planning.target_batches import batch_reason
-from dkrr.text import Explained, format_bytes, format_seconds, plural
+from dkrr.text import Explained, Reason, codes_of, format_bytes, format_seconds, plural
 
 SMALL_SECONDS = 3.0
 """Work below this needs no workers."""

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dkrr.planning.problem import Problem
-from dkrr.planning.reason import Reason
 from dkrr.planning.strategy import Strategy
-from dkrr.text import format_seconds, plural
+from dkrr.text import Reason, format_seconds, plural
 
 KEEPS_NOTHING = Reason("keeps-nothing", "keeps nothing of the first rows")
 

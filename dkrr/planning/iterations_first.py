@@ -14,9 +14,8 @@ from dkrr.cost import Stage
 from dkrr.linalg.giving_up import MOST_LOST
 from dkrr.planning.facts import TYPICAL
 from dkrr.planning.problem import Problem
-from dkrr.planning.reason import NO_REASON, Reason
 from dkrr.planning.strategy import Strategy
-from dkrr.text import format_seconds
+from dkrr.text import NO_REASON, Reason, format_seconds
 
 SOON_SECONDS = 0.5
 """Work of a direct solver below which it is not compared with iterations: a sample of the spectrum and prices take 20

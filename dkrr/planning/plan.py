@@ -18,10 +18,9 @@ from dkrr.planning.explain import (
 )
 from dkrr.planning.iterations_first import iteration_doubt, most_seconds
 from dkrr.planning.problem import Form, Problem
-from dkrr.planning.reason import Reason, codes_of
 from dkrr.planning.resources import Execution, RatesFrom, Resources
 from dkrr.planning.strategy import Strategy
-from dkrr.text import Explained, format_bytes, format_seconds, plural
+from dkrr.text import Explained, Reason, codes_of, format_bytes, format_seconds, plural
 
 ITERATION_STAGE = "conjugate gradient"
 """Stage whose time is proportional to the iterations."""

@@ -14,11 +14,10 @@ from dkrr.planning.growing import as_if_new, growth_reason, instead_of_growing
 from dkrr.planning.iterations_first import doubt, is_soon_done, watched
 from dkrr.planning.plan import Plan
 from dkrr.planning.problem import Form, Layout, Problem
-from dkrr.planning.reason import NO_REASON, Reason
 from dkrr.planning.resources import WORKER_BASELINE_BYTES, Resources
 from dkrr.planning.strategy import Method, Solver, Strategy
 from dkrr.planning.tile_sizes import MAX_TILES_PER_SIDE, TILE_SIZES
-from dkrr.text import format_bytes, format_count, plural
+from dkrr.text import NO_REASON, Reason, format_bytes, format_count, plural
 
 TINY_SECONDS = 0.1
 """Work in memory below this is not compared with anything else: pricing that would take as long."""

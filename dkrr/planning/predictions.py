@@ -7,9 +7,8 @@ from dkrr.planning.explain import Reasoned
 from dkrr.planning.iterations_first import DOUBT_OF_ESTIMATE
 from dkrr.planning.plan import NARROW, RATES
 from dkrr.planning.problem import Form, Problem
-from dkrr.planning.reason import Reason
 from dkrr.planning.uncertainty import UncertaintyPlan
-from dkrr.text import format_bytes, format_seconds, plural
+from dkrr.text import Reason, format_bytes, format_seconds, plural
 
 ROWS_TOGETHER = 1024
 """Most rows whose standard deviations are computed together where the factor is in memory: products are then as fast as

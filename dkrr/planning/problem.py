@@ -11,7 +11,7 @@ from dkrr.linalg.gram_products import Precision
 from dkrr.linalg.newton import NewtonWork
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.planning.facts import NOTHING_MEASURED, Facts
-from dkrr.planning.reason import Reason
+from dkrr.text import Reason
 
 Form = Literal["primal", "dual"]
 Loss = Literal["squared", "logistic"]

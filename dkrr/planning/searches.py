@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 from dkrr.planning.explain import columns_of, layout
 from dkrr.planning.plan import ITERATION_STAGE, RATES, Plan
-from dkrr.planning.reason import Reason
 from dkrr.planning.selection import FoldSizes, ScoringPlan
-from dkrr.text import Explained, format_bytes, format_seconds, plural
+from dkrr.text import Explained, Reason, format_bytes, format_seconds, plural
 
 USUAL_EVALUATIONS = 10
 """Evaluations that an optimisation by gradients takes in the mean."""

@@ -6,8 +6,7 @@ from typing import Any, Literal
 from dkrr.planning.explain import Reasoned
 from dkrr.planning.plan import Plan
 from dkrr.planning.problem import Problem
-from dkrr.planning.reason import Reason
-from dkrr.text import format_bytes, format_seconds, plural
+from dkrr.text import Reason, format_bytes, format_seconds, plural
 
 Method = Literal["sweep", "factors", "primal", "refits", "paths"]
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Literal, Protocol
 from dkrr.cost import Stage
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.planning.problem import Form, Loss, Problem
-from dkrr.planning.reason import NO_REASON, Reason, codes_of
 from dkrr.planning.resources import Execution, Resources, Workplace
 from dkrr.planning.tile_sizes import Tiling
+from dkrr.text import NO_REASON, Reason, codes_of
 
 Solver = Literal["cholesky", "float32", "cg"]
 """Solver of linear systems: a complete factor in float64 or in float32, or conjugate gradient without one."""

@@ -7,10 +7,9 @@ from dataclasses import replace
 from math import ceil
 
 from dkrr.planning.problem import Problem
-from dkrr.planning.reason import Reason
 from dkrr.planning.resources import Resources
 from dkrr.planning.work import BATCH_VECTORS
-from dkrr.text import plural
+from dkrr.text import Reason, plural
 
 WHOLE_BYTES = 64 * 2**20
 """Right-hand sides up to this size are solved for at once."""

@@ -21,9 +21,9 @@ from dkrr.kernels import RBF, Polynomial, Precomputed
 from dkrr.linalg import refinement as refining
 from dkrr.linalg.square import ONE_TILE
 from dkrr.planning import iterations_first
-from dkrr.planning.reason import codes_of
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, SolveResult, Status
 from dkrr.store import MemoryMatrix
+from dkrr.text import codes_of
 from tests import precise
 from tests.nightly.accuracy import fits, trials
 from tests.pairs import every_pair

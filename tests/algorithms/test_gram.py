@@ -16,7 +16,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import dkrr
 from dkrr import KernelRidge, kernels
-from dkrr.cluster.process import usable_cores
 from dkrr.data import MemoryRows, as_rows, write_rows
 from dkrr.data.rows import ALL
 from dkrr.errors import InputError, NotFiniteError, StoreError
@@ -25,6 +24,7 @@ from dkrr.fitting import request_plans
 from dkrr.fitting.fitted_function import PREDICTED_BYTES, PREDICTED_ROWS, FittedFunction
 from dkrr.fitting.prediction import predict
 from dkrr.kernels import RBF, Laplacian, Linear, Matern, Polynomial, Precomputed, Sigmoid, smallest_eigenvalue
+from dkrr.limits import usable_cores
 from dkrr.linalg.preconditioners import SAMPLE, estimated_spectrum, power_law
 from dkrr.store import ChunkedArray
 from tests import systems

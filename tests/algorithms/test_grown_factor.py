@@ -15,10 +15,10 @@ from sklearn.preprocessing import StandardScaler
 
 import dkrr
 from dkrr import KernelRidge
-from dkrr.cluster.process import resident_bytes
 from dkrr.errors import InputError, MemoryLimitError, NotPositiveDefiniteError
 from dkrr.features import FourierGrid, Nystroem
 from dkrr.kernels import RBF, BagOfWords, CallableKernel, Linear
+from dkrr.limits import resident_bytes
 from dkrr.linalg.result import DUAL_SYSTEM
 
 D = 8

@@ -17,9 +17,9 @@ from dkrr.errors import ConvergenceWarning, InputError, MemoryLimitError, StoreE
 from dkrr.estimators.search import edges
 from dkrr.features import Nystroem
 from dkrr.kernels import RBF, BagOfWords
-from dkrr.planning.reason import codes_of
 from dkrr.selection import scoring
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
+from dkrr.text import codes_of
 from tests.naive_folds import leave_one_out, naive_class_scores, naive_predictions, naive_scores, scores_of
 from tests.pairs import every_pair
 

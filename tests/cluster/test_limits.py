@@ -7,8 +7,7 @@ import sys
 import psutil
 import pytest
 
-from dkrr.cluster.control_groups import memory_groups
-from dkrr.cluster.process import available_bytes, resident_bytes, usable_cores
+from dkrr.limits import available_bytes, memory_groups, resident_bytes, usable_cores
 from dkrr.machine.detection import detect
 
 MIB = 2**20
@@ -147,7 +146,7 @@ def test_a_limit_of_addresses_that_the_system_sets():
     script = """
 import resource, numpy as np
 from dkrr.machine.detection import detect
-from dkrr.cluster.process import process_limit_bytes
+from dkrr.limits import process_limit_bytes
 free = detect(None, None, workers=1)
 for name in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
     resource.setrlimit(name, (2**30, -1))

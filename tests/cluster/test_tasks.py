@@ -9,8 +9,8 @@ import pytest
 import threadpoolctl
 
 from dkrr.cluster import Meter, Progress, RunRecord, Task, TaskRecord, ThreadExecutor, resident
-from dkrr.cluster.process import peak_resident_bytes, reset_peak
 from dkrr.cluster.tasks import ReadyQueue, execute_on_worker
+from dkrr.limits import peak_resident_bytes, reset_peak
 
 
 def value_of(meter, value, *_):

@@ -69,7 +69,7 @@ def test_output_that_nobody_reads_ends_a_command_as_others_do(line):
 
 @pytest.mark.parametrize("fault", [MemoryError(), RuntimeError("can't start new thread")])
 def test_a_limit_of_addresses_is_named_where_memory_or_threads_are_refused(monkeypatch, fault):
-    monkeypatch.setattr("dkrr.cluster.process.process_limit_bytes", lambda: 2**20)
+    monkeypatch.setattr("dkrr.limits.process_limit_bytes", lambda: 2**20)
     monkeypatch.setattr("dkrr.machine.detection.process_limit_bytes", Mock(side_effect=fault))
     text = run("plan --n 100 --d 2", code=1).stderr
     assert "limit of addresses (ulimit -v or -d" in text and "raise or remove it" in text

@@ -14,11 +14,10 @@ from dkrr.fitting.score_plans import plan_scores, whole_plan, with_parts
 from dkrr.kernels import RBF, AdditiveChi2, Laplacian, Polynomial, Precomputed, Sigmoid
 from dkrr.planning.facts import Facts, Spectrum
 from dkrr.planning.problem import Layout
-from dkrr.planning.reason import codes_of
 from dkrr.planning.resources import Rates, WorkerShare
 from dkrr.planning.selection import FoldSizes
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, RPCholesky
-from dkrr.text import plural
+from dkrr.text import codes_of, plural
 from tests.planning.problems import GIB, MIB, cluster, direct, machine, problem
 
 CG = ConjugateGradient()

@@ -9,9 +9,9 @@ from dkrr.fitting.costs.tile_costs import factorisation_seconds
 from dkrr.fitting.request_plans import make_plan
 from dkrr.linalg.cholesky import tile_steps
 from dkrr.planning.problem import Layout
-from dkrr.planning.reason import codes_of
 from dkrr.planning.resources import Rates
 from dkrr.store import TileGrid
+from dkrr.text import codes_of
 from tests.planning.problems import cluster, direct, machine, problem
 
 RATES = Rates()

@@ -20,10 +20,9 @@ from dkrr.fitting.request_plans import make_plan
 from dkrr.planning.iterations_first import PROMISED, SURE_SPEEDUP
 from dkrr.planning.planner import EQUAL_TIME
 from dkrr.planning.problem import Layout
-from dkrr.planning.reason import codes_of
 from dkrr.planning.resources import Rates, WorkerShare
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, RPCholesky
-from dkrr.text import format_seconds
+from dkrr.text import codes_of, format_seconds
 from tests.pairs import every_pair
 from tests.planning.problems import GIB, KERNELS, MIB, cluster, direct, machine, problem
 

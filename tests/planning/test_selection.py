@@ -16,11 +16,10 @@ from dkrr.fitting.score_plans import plan_scores
 from dkrr.kernels import RBF
 from dkrr.machine import detection
 from dkrr.planning.facts import Facts, Spectrum
-from dkrr.planning.reason import codes_of
 from dkrr.planning.searches import SelectionPlan
 from dkrr.planning.selection import FoldSizes
 from dkrr.solvers import Cholesky, ConjugateGradient
-from dkrr.text import format_bytes, format_seconds
+from dkrr.text import codes_of, format_bytes, format_seconds
 from tests.planning.problems import GIB, MIB, machine, problem
 
 CG = ConjugateGradient()

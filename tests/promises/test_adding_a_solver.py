@@ -9,9 +9,9 @@ from dkrr.cost import Stage
 from dkrr.fitting import methods
 from dkrr.fitting.methods.solving import SolvingMethod
 from dkrr.fitting.results import Solution
-from dkrr.planning.reason import Reason
 from dkrr.planning.strategy import Strategy
 from dkrr.planning.tile_sizes import Tiling
+from dkrr.text import Reason
 
 
 @dataclass(frozen=True)

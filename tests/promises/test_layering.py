@@ -27,7 +27,8 @@ LEVEL = {name: level for level, names in enumerate(reversed(LINES)) for name in 
 GATEWAYS = {
     "store": ("zarr", "google_crc32c", "obstore"),
     # IPython where a notebook has imported it.
-    "cluster": ("distributed", "rich", "IPython", "resource"),
+    "cluster": ("distributed", "rich", "IPython"),
+    "limits": ("resource",),
     "preload": ("distributed",),
     # Kernels turn documents into rows of numbers with its vectorisers, in the calling process, imported where used.
     # And finufft, behind its own gateway.

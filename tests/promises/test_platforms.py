@@ -8,7 +8,7 @@ import pytest
 import zarr
 
 import dkrr
-from dkrr.cluster import process
+from dkrr import limits
 
 ONLY_LINUX = ("sched_getaffinity", "sched_setaffinity", "posix_fadvise", "posix_fallocate", "preadv", "sendfile")
 
@@ -33,8 +33,8 @@ def test_peak_memory_where_the_system_counts_in_bytes(monkeypatch):
     def no_file(path, *_):
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr(process.os, "open", no_file)
-    in_kib = process.peak_resident_bytes()
-    monkeypatch.setattr(process.sys, "platform", "darwin")
-    assert process.peak_resident_bytes() == in_kib // 1024
-    process.reset_peak()
+    monkeypatch.setattr(limits.os, "open", no_file)
+    in_kib = limits.peak_resident_bytes()
+    monkeypatch.setattr(limits.sys, "platform", "darwin")
+    assert limits.peak_resident_bytes() == in_kib // 1024
+    limits.reset_peak()

@@ -24,10 +24,9 @@ from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning import Plan
 from dkrr.planning.explain import why_cg
 from dkrr.planning.problem import Problem
-from dkrr.planning.reason import NO_REASON, Reason
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import Strategy
-from dkrr.text import format_bytes
+from dkrr.text import NO_REASON, Reason, format_bytes
 
 
 class DualCG(IterativeMethod, DualMethod):

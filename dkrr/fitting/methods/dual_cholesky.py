@@ -35,13 +35,12 @@ from dkrr.linalg.sources import KERNEL_BLOCK
 from dkrr.linalg.square import ONE_TILE, copy_work, factor_work, gram_workspace_bytes, solving_work
 from dkrr.planning import Plan
 from dkrr.planning.problem import Problem
-from dkrr.planning.reason import Reason
 from dkrr.planning.resources import CALLER_MARGIN_BYTES, Resources, Workplace
 from dkrr.planning.strategy import Method, Strategy
 from dkrr.planning.tile_sizes import Tiling
 from dkrr.planning.work import COMPARED, Step
 from dkrr.store import TileGrid
-from dkrr.text import format_seconds, plural
+from dkrr.text import Reason, format_seconds, plural
 
 
 class DualFactor(DualMethod):

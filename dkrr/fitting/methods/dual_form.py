@@ -18,12 +18,11 @@ from dkrr.linalg.cholesky import factor_bytes
 from dkrr.linalg.in_memory_cholesky import memory_bytes
 from dkrr.planning import Plan
 from dkrr.planning.problem import Problem
-from dkrr.planning.reason import Reason
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import Strategy
 from dkrr.planning.target_batches import of_one_batch
 from dkrr.store import TileGrid
-from dkrr.text import format_bytes
+from dkrr.text import Reason, format_bytes
 
 
 class DualMethod(SolvingMethod):

@@ -17,10 +17,9 @@ from dkrr.kernels.fourier_grid import map_of_predictions
 from dkrr.linalg.result import in_terms_of_alpha
 from dkrr.planning import Plan
 from dkrr.planning.problem import Problem
-from dkrr.planning.reason import Reason
 from dkrr.planning.resources import Resources, Workplace
 from dkrr.planning.strategy import Solver, Strategy
-from dkrr.text import plural
+from dkrr.text import Reason, plural
 
 
 class FourierCholesky(SolvingMethod):

@@ -7,10 +7,9 @@ from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning.explain import why_cg
 from dkrr.planning.iterations_first import why_watched
 from dkrr.planning.problem import Problem
-from dkrr.planning.reason import Reason
 from dkrr.planning.resources import Workplace
 from dkrr.planning.strategy import Strategy
-from dkrr.text import format_bytes, format_seconds, plural
+from dkrr.text import Reason, format_bytes, format_seconds, plural
 
 
 class IterativeMethod(SolvingMethod):

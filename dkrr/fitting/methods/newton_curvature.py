@@ -9,9 +9,9 @@ from dkrr.fitting.methods.solving import SolvingMethod, why_streamed
 from dkrr.fitting.objectives import FormObjective, primal_objective
 from dkrr.planning import Plan
 from dkrr.planning.problem import Problem
-from dkrr.planning.reason import Reason
 from dkrr.planning.resources import Resources, Workplace
 from dkrr.planning.strategy import Strategy
+from dkrr.text import Reason
 
 
 class NewtonCurvature(SolvingMethod):

@@ -12,9 +12,9 @@ from dkrr.fitting.results import Solution, scale_of
 from dkrr.linalg.result import in_terms_of_alpha
 from dkrr.planning import Plan
 from dkrr.planning.problem import Problem
-from dkrr.planning.reason import Reason
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import Strategy
+from dkrr.text import Reason
 
 
 class PrimalCholesky(SolvingMethod):

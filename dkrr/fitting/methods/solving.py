@@ -12,10 +12,9 @@ from dkrr.linalg.triangle import kept_shape
 from dkrr.planning import Plan
 from dkrr.planning.explain import NOT_ENOUGH_MEMORY
 from dkrr.planning.problem import Problem
-from dkrr.planning.reason import Reason
 from dkrr.planning.strategy import Method, Strategy
 from dkrr.store import ChunkedArray, TileGrid
-from dkrr.text import format_bytes, plural
+from dkrr.text import Reason, format_bytes, plural
 
 PLACES = {"memory": "in memory", "serial": "on disk, one process"}
 SECOND_PASS = Reason(

@@ -1,16 +1,23 @@
-"""Control groups: the limits of memory and cores that containers and batch systems set for a process.
+"""What this process may take of its machine, and what it holds: memory and cores.
 
-The limits of all parents hold as well: SLURM sets one for the job and none for its steps, Kubernetes one for the pod
-and one for the container. Versions 1 and 2 of control groups are read, and both where both are mounted. Systems without
-them have none.
+Containers and batch systems set limits by control groups. Those of all parents hold as well: SLURM sets one for the job
+and none for its steps, Kubernetes one for the pod and one for the container. Versions 1 and 2 of control groups are
+read, and both where both are mounted. Systems without them have none.
 """
 
 import math
+import os
 import re
+import resource
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import lru_cache
+from mmap import PAGESIZE
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
+
+import psutil
 
 ROOT = Path("/")
 UNLIMITED = 2**60
@@ -128,3 +135,105 @@ def _number(path: Path) -> int | None:
         return int(_text(path))
     except ValueError:
         return None
+
+
+MAX_FILE_BYTES = 2**16
+"""Bytes that are read of a file of the system; those that are read here are a few KiB long."""
+
+
+def read_system_file(path: str) -> bytes:
+    """Content of a file that the system generates, as those in /proc; raises OSError.
+
+    Every fit reads some of them, and Python's buffers and paths would take longer than the system does.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(descriptor, MAX_FILE_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+@lru_cache(maxsize=8)
+def _limits(root: Path, process: int) -> tuple[tuple[MemoryGroup, ...], int]:  # noqa: ARG001
+    """Control groups with a limit of memory, and cores of the quotas; every process reads them once."""
+    return memory_groups(root), cores_of_quota(root)
+
+
+def available_bytes(root: Path = ROOT) -> int:
+    """Memory that this machine could still give, within the limits of the control groups."""
+    found = None
+    with suppress(OSError):  # psutil reads the same file, and computes a dozen other numbers
+        found = re.search(rb"^MemAvailable:\s*(\d+) kB$", read_system_file("/proc/meminfo"), re.MULTILINE)
+    available = int(psutil.virtual_memory().available) if found is None else 1024 * int(found[1])
+    for group in _limits(root, os.getpid())[0]:
+        available = min(available, group.available_bytes())
+    return available
+
+
+def resident_bytes() -> int:
+    """Memory that this process holds."""
+    try:
+        return int(read_system_file("/proc/self/statm").split()[1]) * PAGESIZE
+    except OSError:  # not Linux
+        return int(psutil.Process().memory_info().rss)
+
+
+def peak_resident_bytes(status: str = "/proc/self/status") -> int:
+    """Highest resident memory of this process since it started or since `reset_peak`.
+
+    Parameters
+    ----------
+    status : str
+        File of the system that holds it (Linux); macOS is asked for the peak since the start.
+    """
+    try:
+        found = re.search(rb"^VmHWM:\s*(\d+)", read_system_file(status), re.MULTILINE)
+    except OSError:
+        found = None
+    if found is not None:
+        return int(found[1]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak) if sys.platform == "darwin" else int(peak) * 1024  # macOS counts in bytes, others in KiB
+
+
+def reset_peak() -> None:
+    """Restart the peak from what is resident now (Linux; elsewhere it stays that of the whole process)."""
+    with suppress(OSError):
+        descriptor = os.open("/proc/self/clear_refs", os.O_WRONLY)
+        try:
+            os.write(descriptor, b"5")
+        finally:
+            os.close(descriptor)
+
+
+def process_limit_bytes() -> int | None:
+    """Most resident memory of one process under RLIMIT_AS and RLIMIT_DATA (``ulimit -v``, ``-d``); None: no limit.
+
+    Those limits are of addresses, of which libraries and threads reserve more than they use. The excess is taken to be
+    that of this process in every process.
+    """
+    limits = resource.getrlimit(resource.RLIMIT_AS)[0], resource.getrlimit(resource.RLIMIT_DATA)[0]
+    if not 0 <= limits[0] < UNLIMITED and not 0 <= limits[1] < UNLIMITED:  # Linux tells no limit as -1
+        return None
+    info = psutil.Process().memory_info()
+    # Some systems do not count the addresses of private data; all addresses are at least as many.
+    reserved = (info.vms, getattr(info, "data", info.vms))
+    found = [limit - max(0, n - info.rss) for limit, n in zip(limits, reserved, strict=True) if 0 <= limit < UNLIMITED]
+    return int(max(0, min(found)))
+
+
+def address_limit_note() -> str:
+    """Ending of a message about memory or threads, which take addresses; empty if this process has no limit of them."""
+    if process_limit_bytes() is None:
+        return ""
+    return (
+        "; this process has a limit of addresses (ulimit -v or -d, RLIMIT_AS or RLIMIT_DATA), of which libraries and "
+        "threads reserve more than they use: raise or remove it"
+    )
+
+
+def usable_cores(root: Path = ROOT) -> int:
+    """Cores that this process may use: those of its affinity, and no more than the quota of its control groups."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
+    cores = (os.cpu_count() or 1) if affinity is None else len(affinity(0))
+    return min(cores, _limits(root, os.getpid())[1])
