@@ -447,22 +447,23 @@ def _even_power(values: Array) -> float:
     return ldexp(1.0, max(exponent - exponent % 2, -1020))
 
 
-def small_matrix_work(n: int, rank: int, slots: int) -> Work:
+def small_matrix_work(n: int, rank: int, slots: int, precision: Precision) -> Work:
     """Work of the small matrix that a factor makes with another diagonal, for a process of `slots` that share Fᵀ F."""
-    return Work(gemm_flops=0.5 * LOW_OVERHEAD * n * rank**2 / slots + rank**3 / 3)
+    flops = 0.5 * LOW_OVERHEAD if precision == "float32" else 1.0
+    return Work(gemm_flops=flops * n * rank**2 / slots + rank**3 / 3)
 
 
 def partial_factor_work(n: int, rank: int, entry_seconds: float, slots: int) -> Work:
-    """Work of a factor of this rank and of its small matrix, for each of `slots` that share the rows.
+    """Work of a factor of this rank, for each of `slots` that share the rows.
 
-    The factor and Fᵀ F are products in float32, which count half their operations.
+    Its products are in float32, which count half their operations.
     """
     rows = Work(
-        gemm_flops=LOW_OVERHEAD * n * rank**2,
+        gemm_flops=0.5 * LOW_OVERHEAD * n * rank**2,
         element_seconds=entry_seconds * n * rank,
         fresh_bytes=float(np.dtype(FACTOR_DTYPE).itemsize) * n * rank,
     )
-    return rows.times(1 / slots) + Work(gemm_flops=float(rank) ** 3)
+    return rows.times(1 / slots) + Work(gemm_flops=2 / 3 * float(rank) ** 3)
 
 
 def partial_apply_work(n: int, rank: int, n_columns: int, precision: Precision) -> Work:

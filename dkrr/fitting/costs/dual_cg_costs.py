@@ -205,6 +205,7 @@ class IterativeDual:
         loaded = 0 if site.holds_rows or not products.keeps_rows else p.stored_bytes * site.place.n_workers
         checkpoint = 5 * 8 * p.n * s.n_columns if p.keeps_store and p.loss == "squared" else 0
         factor, columns = Step("preconditioner", self._factor(self.rank), by="caller"), FACTOR_BYTES * p.n * self.rank
+        small = small_matrix_work(p.n, self.rank, slots, precision)
         if not p.keeps_store or not is_worth_keeping(site.seconds([factor], 0), columns / site.rates.write_bytes):
             columns = 0
         return [
@@ -213,7 +214,7 @@ class IterativeDual:
             factor,
             Step("preconditioner", self._middles(self.rank), by="blas"),
             Step("preconditioner", Work(written_bytes=columns, disk_bytes=columns), seconds=0.0),
-            Step("preconditioner", small_matrix_work(p.n, self.rank, slots), (s.n_steps - 1) * s.n_columns, "caller"),
+            Step("preconditioner", small, self._small_matrices, "caller"),
             Step("Gram matrix", site.product(1, precision), kept),
             Step("Gram matrix", fresh, kept, "caller"),
             Step("conjugate gradient", site.product(s.n_active, precision, kept) + x_read, iterations),
@@ -234,6 +235,11 @@ class IterativeDual:
         n_folds = self.problem.n_folds
         return capacitance_work(self.problem.n, rank, n_folds) if n_folds > 1 else Work()
 
+    @property
+    def _small_matrices(self) -> int:
+        """Small matrices of all rows: every step of Newton's method has one for each column, with its own weights."""
+        return 1 if self.systems.n_steps == 1 else self.systems.n_steps * self.systems.n_columns
+
     def _trip_seconds(self, products: TileProducts) -> float:
         """Time in which vectors and sums of one iteration travel between the workers."""
         rates, slots = self.site.rates, self.site.place.slots
@@ -245,7 +251,7 @@ class IterativeDual:
         return ROUND_TRIPS_PER_ITERATION * rates.round_trip_seconds + hops * longer / rates.network_bytes
 
     def growth_seconds(self, products: TileProducts, iterations: int) -> tuple[float, Callable[[int], float]]:
-        """Time of one product, and from a rank to the time that one more pivot costs there."""
+        """Time of one product, and from a rank to the time that one more pivot costs there, in all later steps too."""
         p, rates, slots, m = self.problem, self.site.rates, self.site.place.slots, self.problem.n_right_sides
         m *= p.n_folds
         precision = products.precision
@@ -254,7 +260,8 @@ class IterativeDual:
 
         def build(rank: int) -> float:
             threads = self.site.resources.local_threads
-            return rates.seconds(self._factor(rank)) + rates.seconds(self._middles(rank), threads)
+            small = self._small_matrices * rates.seconds(small_matrix_work(p.n, rank, slots, precision))
+            return rates.seconds(self._factor(rank)) + small + rates.seconds(self._middles(rank), threads)
 
         def pivot_seconds(rank: int) -> float:
             step = max(1, rank // 50)
