@@ -28,6 +28,15 @@ def _parts(chosen: Sequence[int], size: int) -> set[Any]:
     return set(combinations(enumerate(chosen), size))
 
 
-def every_pair(ids: Any = None, **choices: Sequence[Any]) -> pytest.MarkDecorator:
-    """Parametrise a test by combinations of the values of two or more arguments."""
-    return pytest.mark.parametrize(tuple(choices), covering(*choices.values()), ids=ids)
+def every_pair(ids: Any = None, *, by_day: str = "pairs", **choices: Sequence[Any]) -> pytest.MarkDecorator:
+    """Parametrise a test by combinations of the values of two or more arguments.
+
+    With ``by_day="values"`` the fast suite has each value once, and the nightly tests each pair.
+    """
+    found, seen, cases = covering(*choices.values()), set[tuple[int, str]](), list[Any]()
+    for values in found:
+        new = {(place, repr(value)) for place, value in enumerate(values)} - seen
+        seen |= new
+        is_late = by_day == "values" and not new
+        cases.append(pytest.param(*values, marks=[pytest.mark.nightly] * is_late))
+    return pytest.mark.parametrize(tuple(choices), cases, ids=ids)

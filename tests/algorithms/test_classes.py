@@ -78,10 +78,10 @@ def converged(problem, X, y, alpha, **settings):
     return model
 
 
-@every_problem
-@pytest.mark.parametrize(("alpha", "gamma", "tile"), [(1e-10, 1.0, 40), (1e-8, 0.1, None)])
-def test_nearly_separable_classes_and_a_small_penalty(problem, alpha, gamma, tile):
+@every_pair(by_day="values", case=[(1e-10, 1.0, 40), (1e-8, 0.1, None)], problem=list(PROBLEMS))
+def test_nearly_separable_classes_and_a_small_penalty(problem, case):
     """Newton's method needs directions that are exact enough for whole steps."""
+    alpha, gamma, tile = case
     X, codes, *_ = samples(PROBLEMS[problem][0])
     X, codes, solver = X[:25], codes[:25], "cholesky" if tile else "auto"
     model = converged(problem, X, codes, alpha, kernel="rbf", gamma=gamma, solver=solver, form="dual", tile=tile)

@@ -236,12 +236,13 @@ def check_against_float64(model, X, y, weights=None):
     assert_allclose(model.rkhs_norm_, other.rkhs_norm_, rtol=1e-9)
 
 
-@pytest.mark.parametrize("tile", [None, 700])
-@pytest.mark.parametrize(
-    ("weighted", "fit_intercept", "alpha"), [(False, False, 1e-2), (True, True, [1.0, 0.1]), (False, True, 1e9)]
+@every_pair(
+    by_day="values",
+    tile=[700, None],
+    case=[(False, False, 1e-2), (True, True, [1.0, 0.1]), (False, True, 1e9)],
 )
-def test_fits_in_float32_are_as_accurate_as_in_float64(data, tile, weighted, fit_intercept, alpha):
-    X, y, weights = data
+def test_fits_in_float32_are_as_accurate_as_in_float64(data, tile, case):
+    (X, y, weights), (weighted, fit_intercept, alpha) = data, case
     model = KernelRidge(alpha, **SETTINGS, fit_intercept=fit_intercept, tile=tile, form="dual")
     check_against_float64(model, X, y, np.maximum(weights, 0.01) if weighted else None)
 

@@ -24,6 +24,7 @@ from dkrr.linalg.fourier_normal import (
 from dkrr.linalg.fourier_sums import FourierSums, inverse_of, leverage_modes, leverages_of
 from dkrr.linalg.sums import cholesky_factor
 from tests.oracles import assert_close
+from tests.pairs import every_pair
 
 N = 311  # a prime
 
@@ -193,8 +194,7 @@ def zones_of(X, rng, reach=0.25):
     return [inside, low - reach + (spread + 2 * reach) * rng.random((60, X.shape[1])), high + 20 + rng.random((4, 2))]
 
 
-@pytest.mark.parametrize("fit_intercept", [True, False])
-@pytest.mark.parametrize("shape", SHAPES)
+@every_pair(by_day="values", shape=list(SHAPES), fit_intercept=[True, False])
 def test_fits_are_those_of_the_dual_form_in_the_box_near_it_and_beyond(shape, fit_intercept):
     X, rng = rows(2)
     X = SHAPES[shape](X)
@@ -275,7 +275,7 @@ SUMS = {
         ("columns", True),
         ("columns", False),
         pytest.param("nested", True, marks=pytest.mark.nightly),
-        ("both and one", False),
+        pytest.param("both and one", False, marks=pytest.mark.nightly),
     ],
 )
 def test_a_term_vanishes_far_away_in_its_own_columns_alone(name, fit_intercept, tmp_path):
@@ -459,6 +459,7 @@ def test_a_run_that_was_stopped_keeps_its_sums(tmp_path, monkeypatch):
     assert dkrr.verify(store).is_whole
 
 
+@pytest.mark.nightly
 def test_a_cluster_gives_what_one_process_gives(workers, tmp_path):
     X, y = many(5_000)
     weights, labels = np.linspace(0.0, 2.0, len(X)), (y > 0).astype(int)

@@ -100,6 +100,7 @@ def test_parts_follow_the_splitter_and_its_groups(data, cv):
     assert_allclose(curve["test_scores"], expected_scores(X, y, parts, kernel="rbf")[0], rtol=1e-6)
 
 
+@pytest.mark.nightly
 def test_a_curve_of_classes_is_that_of_separate_fits(data):
     X, settings = data.X[:90], {"kernel": "rbf", "gamma": [0.05, 0.5], "cv": 3, "refit": False}
     labels = np.array(["a", "b", "c"])[np.digitize(X[:, 0] + 0.3 * X[:, 1], [-0.5, 0.6])]

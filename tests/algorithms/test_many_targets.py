@@ -118,7 +118,7 @@ def assert_right(model, alpha=0.5, weighted=False):
     assert model.solve_result_.residual <= 1e-11
 
 
-@every_pair(way=list(METHODS), alphas=["one", "three", "each"], weighted=[False, True])
+@every_pair(by_day="values", way=list(METHODS), alphas=["one", "three", "each"], weighted=[False, True])
 def test_batches_give_the_answer_of_all_at_once(way, alphas, weighted, request, tmp_path):
     alpha = {"one": 0.5, "three": np.resize([0.5, 1.0, 3.0], T), "each": np.linspace(0.5, 2.0, T)}[alphas]
     expected = fitted(way, alpha, weighted).solve_result_

@@ -55,7 +55,7 @@ METHODS = {
 }
 
 
-@every_pair(way=list(METHODS), uncertainty=[True, "data"], weighted=[False, True])
+@every_pair(by_day="values", way=list(METHODS), uncertainty=[True, "data"], weighted=[False, True])
 def test_a_loaded_model_has_the_same_bits(data, tmp_path, monkeypatch, way, uncertainty, weighted):
     monkeypatch.setattr("dkrr.store.format.ROW_CHUNK_BYTES", 4096)  # panels lie across the ends of chunks
     by_cg = "solver" in METHODS[way]
@@ -83,7 +83,7 @@ KEPT = (
 )
 
 
-@every_pair(way=KEPT, weighted=[False, True], unit=[1.0, 1e-119], stored=[False, True])
+@every_pair(by_day="values", way=KEPT, weighted=[False, True], unit=[1.0, 1e-119], stored=[False, True])
 def test_a_fit_leaves_the_factor_that_uncertainties_take(data, tmp_path, monkeypatch, way, weighted, unit, stored):
     weights, far = data.weights if weighted else None, 100.0 if METHODS[way].get("fit_intercept") else 0.0
     X, y, store = data.X + far, data.y * unit, tmp_path / "run.zarr" if stored else None
@@ -275,7 +275,7 @@ FOLDED = {
 FOLDED |= {"grid": {"kernel": Columns(RBF(gamma=0.1), [0]), "form": "primal"}, "search": {}}
 
 
-@every_pair(way=list(FOLDED), weighted=[False, True])
+@every_pair(by_day="values", way=list(FOLDED), weighted=[False, True])
 def test_intervals_of_a_loaded_model_take_no_factor_once_they_were_asked_for(
     data, tmp_path, monkeypatch, way, weighted
 ):

@@ -183,7 +183,7 @@ def test_every_target_may_have_its_own_alpha(data, solver, tmp_path):
         assert_allclose(np.vstack(table["mean_test_score_per_target"]).mean(axis=1), table["mean_test_score"])
 
 
-@every_pair(per_target=[False, True], fit_intercept=[False, True])
+@every_pair(by_day="values", per_target=[False, True], fit_intercept=[False, True])
 def test_the_last_fit_continues_from_the_columns_of_all_rows(data, fit_intercept, per_target):
     settings = {"kernel": "rbf", "solver": "cg", "fit_intercept": fit_intercept, "tol": 1e-9}
     search = KernelRidgeCV(ALPHAS, alpha_per_target=per_target, **settings)
@@ -525,7 +525,7 @@ def test_a_class_without_weight_is_refused_where_a_fold_or_an_intercept_needs_it
         KernelLogisticRegressionCV(**known, fit_intercept=False, cv=folds).fit(data.X[:90], labels)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_scores_of_classes_are_those_of_separate_fits(data, labels, weighted):
     X, weights = data.X[:90], data.weights[:90] if weighted else None
     known = {"kernel": "rbf", "class_weight": "balanced"}

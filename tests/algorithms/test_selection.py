@@ -57,8 +57,9 @@ def dense_error(X, Y, weights, kernel, alpha, pairs, *, fit_intercept):
     "case",
     [
         {"weighted": True, "fit_intercept": True, "kernel": Matern(nu=1.5, length_scale=LENGTHS)},
-        {"weighted": True, "fit_intercept": True, "t": 3, "columns": 8},  # targets one after the other
-        {"weighted": True, "fit_intercept": True, "tile": 40},
+        # Targets one after the other.
+        pytest.param({"weighted": True, "fit_intercept": True, "t": 3, "columns": 8}, marks=pytest.mark.nightly),
+        pytest.param({"weighted": True, "fit_intercept": True, "tile": 40}, marks=pytest.mark.nightly),
         {"kernel": Matern(nu=2.5, length_scale=LENGTHS)},
         {"kernel": RationalQuadratic(length_scale=LENGTHS, alpha=0.7)},
         {"weighted": True, "fit_intercept": True, "folds": TimeSeriesSplit(3)},  # that leave out more
@@ -332,7 +333,7 @@ def test_other_scores_take_predictions_in_several_segments(rows, monkeypatch):
     assert search.cv_predictions_.shape == (N,)
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", [pytest.param(k, marks=[pytest.mark.nightly] * (k > 2)) for k in range(6)])
 @pytest.mark.parametrize("of_class", ["search-dominated", "search-leverage", "search-weights", "search-offset"])
 def test_scores_that_float64_strains_are_right_in_180_digits_or_left_out(of_class, number):
     assert searches.run(searches.search(of_class, number)).dishonest == ()

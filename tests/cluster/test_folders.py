@@ -217,7 +217,7 @@ print(k, os.listdir())
 """
 
 
-@pytest.mark.parametrize("kind", ["file", "folder"])
+@pytest.mark.parametrize("kind", [pytest.param("file", marks=[pytest.mark.nightly, pytest.mark.guard]), "folder"])
 def test_a_signal_at_any_step_before_an_output_is_written_leaves_nothing(tmp_path, kind):
     line = [sys.executable, "-c", EVERYWHERE, kind]
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)

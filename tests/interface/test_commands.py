@@ -172,6 +172,7 @@ def test_scores_have_a_name_and_a_size(data, folder):
     assert "neg_mean_absolute_error, mean" in text and "RMSE" not in text
 
 
+@pytest.mark.nightly
 def test_a_selection_for_classes(data, folder):
     labels = np.array(["low", "middle", "high"])[np.digitize(data.X[:, 0], [-0.5, 0.5])]
     np.save("labels.npy", labels)

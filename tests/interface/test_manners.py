@@ -113,7 +113,7 @@ def test_an_interrupt_is_one_line_that_says_how_to_resume(folder, monkeypatch, l
 @pytest.mark.parametrize(
     ("number", "status"),
     [
-        (signal.SIGINT, 130),
+        pytest.param(signal.SIGINT, 130, marks=[pytest.mark.nightly, pytest.mark.guard]),
         pytest.param(signal.SIGTERM, -signal.SIGTERM, marks=[pytest.mark.nightly, pytest.mark.guard]),
     ],
 )

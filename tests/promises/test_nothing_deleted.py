@@ -172,7 +172,7 @@ METHODS = {
 }
 
 
-@few_or_many(14, 100)
+@few_or_many(8, 100)
 @pytest.mark.parametrize("way", METHODS)
 def test_any_path_writes_there_only_or_is_refused(home, tmp_path, way, n):
     dkrr.save(RIDGE, "given.zarr")

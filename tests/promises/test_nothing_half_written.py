@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.nightly.test_faults import in_a_namespace
 
 ENDS = (".parquet", ".csv", ".arrow", ".feather", ".zarr", ".npy")
@@ -97,6 +99,8 @@ def test_a_disk_that_is_full_at_any_page_leaves_the_old_file(tmp_path):
     assert set(steps) == set(ENDS) and all(step >= 6 for step in steps.values()), steps
 
 
+@pytest.mark.nightly
+@pytest.mark.guard
 def test_a_process_that_is_asked_to_end_leaves_the_old_file(tmp_path):
     found = run(ENDED, tmp_path)
     assert len(found) == 6 * len(ENDS)

@@ -153,6 +153,9 @@ def test_of_many_threads_one_owns_the_store(place):
 
 
 @pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize(
+    "place", ["folder", pytest.param("bucket", marks=[pytest.mark.nightly, pytest.mark.guard])], indirect=True
+)
 def test_of_an_owner_elsewhere_the_heartbeats_that_are_seen_decide(place):
     store = f"{place}/run.zarr"
     leave_lock(store, OTHER)

@@ -63,6 +63,8 @@ def test_buffers_are_filled_from_anywhere_in_a_file(place, n, monkeypatch):
     assert sizes("empty", 0, [part]) == [0]
 
 
+@pytest.mark.nightly
+@pytest.mark.guard
 def test_a_fit_on_a_server_that_fails_now_and_then_is_exact_and_resumes_when_it_stays_away(
     bucket, s3_host, monkeypatch
 ):

@@ -311,7 +311,9 @@ def test_verify_says_what_is_whole(made, name):
         assert "nothing is left" in dkrr.status(made / name).left or name == "cg"
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(k, marks=[pytest.mark.nightly, pytest.mark.guard] * (k == "cg")) for k in KINDS]
+)
 def test_every_damaged_file_is_named(made, tmp_path, name):
     files = [file.relative_to(made / name) for file in sorted((made / name).rglob("*")) if file.is_file()]
     for number, file in enumerate(files):
