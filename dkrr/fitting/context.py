@@ -48,9 +48,10 @@ from dkrr.linalg import TASK_MODULES
 from dkrr.linalg.giving_up import Watch
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.linalg.sources import ResidentRows
+from dkrr.linalg.substitution import threads_at_once
 from dkrr.planning import Plan
 from dkrr.planning.resources import Rates
-from dkrr.store import RunStore
+from dkrr.store import RunStore, TileGrid
 from dkrr.store.lock import owned
 from dkrr.store.paths import local_path, resolved_place
 from dkrr.store.places import delete_partial, place_at
@@ -309,8 +310,26 @@ class Context:
         """Rows that factors in the store have and whose weight is 0 now."""
         return self._left_out if self.kept is None else self.kept.left_out
 
+    @contextmanager
+    def side_by_side(self, grid: TileGrid, n_vectors: int) -> Iterator[tuple[Executor, int]]:
+        """What runs tasks that sweep over a factor in the store, or multiply by its matrix, and how many at once.
+
+        That is what runs all tasks, but threads where this process would run one after another.
+        """
+        n_threads = threads_at_once(grid, n_vectors, self.threads) if self.client is None else 1
+        if self.slots > 1 or n_threads == 1:
+            yield self.executor, self.slots
+            return
+        with ThreadExecutor(n_threads) as executor:
+            yield executor, n_threads
+
     def run_tasks(
-        self, stage_name: str, tasks: list[Task], done_flops: float = 0.0, detail: str = ""
+        self,
+        stage_name: str,
+        tasks: list[Task],
+        done_flops: float = 0.0,
+        detail: str = "",
+        executor: Executor | None = None,
     ) -> dict[str, Any]:
         """Run tasks as one stage of the progress display; their values by key.
 
@@ -320,11 +339,13 @@ class Context:
             Work of the stage that an earlier run has done.
         detail : str
             Which part of the stage this is, for the display.
+        executor : Executor, optional
+            What runs them; None is that of the run.
         """
         self.storage.check()
         total = done_flops + sum(t.flops for t in tasks)
         with self.progress.stage(stage_name, total, done_flops, detail):
-            record = self.executor.run(tasks, self.progress)
+            record = (executor or self.executor).run(tasks, self.progress)
         self.add(record)
         return record.values()
 

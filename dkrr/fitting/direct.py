@@ -190,7 +190,8 @@ class TiledSystems(TileSystems):
             of_forward, of_backward = (vectors(name, grid=sums_grid(grid)) for name in names)
             forward = Substitution.resumable(factor.matrix, sides, between, of_forward, transpose=False)
             backward = Substitution.resumable(factor.matrix, between, solution, of_backward, transpose=True)
-            context.run_tasks("substitution", both_sweeps(forward, backward))
+            with context.side_by_side(grid, both.shape[1]) as (executor, _):
+                context.run_tasks("substitution", both_sweeps(forward, backward), executor=executor)
         for name in names:
             context.stored.delete(f"{group}/{name}")
         x, kept = solution.load(), partial(context.stored.vectors, group, grid=grid, width=1)
@@ -200,7 +201,8 @@ class TiledSystems(TileSystems):
 
     def check(self, solution: SystemSolution, constants: Array | None) -> Check:
         solved, context = TiledSolution.of(self.source, self.grid, solution), self.context
-        found, record = check_tiled(solved, constants, context.executor, context.progress, context.slots)
+        with context.side_by_side(self.grid, solved.solution.shape[1]) as (executor, slots):
+            found, record = check_tiled(solved, constants, executor, context.progress, slots)
         context.add(record)
         return found
 

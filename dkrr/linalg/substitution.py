@@ -345,6 +345,16 @@ def substitution_places(grid: TileGrid) -> int:
     return 1 if grid.n_tiles <= NEAR_TILES + 1 else max(2, grid.n_tiles // (2 * (NEAR_TILES + 1)))
 
 
+def threads_at_once(grid: TileGrid, n_right_sides: int, n_threads: int) -> int:
+    """Threads of one process that sweep over a factor, or multiply by its matrix, in the memory of one task of that.
+
+    Few vectors leave BLAS's own threads nothing to do: reading the factor, and forming the matrix, take the time.
+    """
+    if grid.n * n_right_sides > grid.tile * grid.panel:
+        return 1
+    return max(1, min(n_threads, 1 + grid.tile // ((N_SLOTS + 1) * grid.panel)))
+
+
 def substitution_work(grid: TileGrid, n_right_sides: int, itemsize: int = 8) -> Work:
     """Work of one resumable sweep with a factor of `itemsize` bytes to an entry.
 

@@ -1,6 +1,7 @@
 """BLAS and LAPACK on C-ordered views against NumPy, and nothing outside the views is touched."""
 
 import threading
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -49,17 +50,20 @@ def naive_product(a, b):
 @every_dtype
 @pytest.mark.parametrize("transpose_b", [False, True])
 @pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("entries", [None, 0, 20])
 @given(sizes, st.sampled_from([0, 1, 2, 9]), st.sampled_from([0, 1, 9, 300]), factors, parts)
 def test_a_product_is_added_to_a_multiple_which_is_not_read_where_it_does_not_count(
-    dtype, transpose_a, transpose_b, m, n, k, alpha, beta
+    dtype, transpose_a, transpose_b, entries, m, n, k, alpha, beta
 ):
+    few = {"MANY_ENTRIES": 10**9} if entries is None else {"MANY_ENTRIES": 0, "CACHED_ENTRIES": entries}
     a, b, c = random((m, k), dtype), random((k, n), dtype, 1), random((m, n), dtype, 2)
     wide = np.full((k, n + 2), np.nan, dtype)
     wide[:, 2:] = b  # for a single column GEMV's entries are a row apart
     frame, target = within(c if beta else np.full_like(c, np.nan))
     left = within(a.T.copy() if transpose_a else a)[1]
     right = within(b.T.copy() if transpose_b else b)[1] if transpose_b or n > 1 else wide[:, 2:]
-    blas.gemm(target, left, right, transpose_a=transpose_a, transpose_b=transpose_b, alpha=alpha, beta=beta)
+    with mock.patch.multiple(blas, **few):
+        blas.gemm(target, left, right, transpose_a=transpose_a, transpose_b=transpose_b, alpha=alpha, beta=beta)
     assert_inside(frame, target, alpha * naive_product(a, b) + beta * c, 10 * DTYPES[dtype])
 
 

@@ -11,18 +11,20 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 
 from dkrr import KernelLogisticRegression, KernelRidge
+from dkrr.cluster import ThreadExecutor
 from dkrr.cost import Stage
 from dkrr.data import as_rows
-from dkrr.fitting import fallbacks, run
+from dkrr.fitting import context, fallbacks, run
 from dkrr.fitting.costs.details import Float32Factor
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.results import function_norms
 from dkrr.kernels import RBF, Polynomial, Precomputed
 from dkrr.linalg import refinement as refining
 from dkrr.linalg.square import ONE_TILE
+from dkrr.linalg.substitution import threads_at_once
 from dkrr.planning import iterations_first
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, SolveResult, Status
-from dkrr.store import MemoryMatrix
+from dkrr.store import MemoryMatrix, TileGrid
 from dkrr.text import codes_of
 from tests import precise
 from tests.nightly.accuracy import fits, trials
@@ -254,6 +256,28 @@ def test_newton_steps_are_solved_in_float32(data, n_classes):
     assert in_float32(model) and model.plan_.execution == "memory"
     assert model.solve_result_.status is Status.CONVERGED and model.solve_result_.residual <= 1e-8
     assert_allclose(model.predict_proba(X[:40]), other.predict_proba(X[:40]), atol=1e-6)
+
+
+def test_few_vectors_are_swept_and_checked_by_threads_of_a_process_that_works_alone(data, monkeypatch, tmp_path):
+    X, y, _ = data
+    settings = {"alpha": 0.1, "kernel": "rbf", "gamma": 0.3, "solver": "cholesky", "tile": 64}
+    counts = list[int]()
+    for n_threads in (1, 3):
+        monkeypatch.setattr(context, "threads_at_once", lambda *_, n=n_threads: n)
+        monkeypatch.setattr(context, "ThreadExecutor", lambda n: counts.append(n) or ThreadExecutor(n))
+        model = KernelRidge(**settings, store=str(tmp_path / f"{n_threads}.zarr")).fit(X[:300], y[:300])
+        assert model.plan_.execution == "serial" and model.solve_result_.residual <= 1e-12
+        counts.append(0)
+        if n_threads == 1:
+            alone = model.dual_coef_
+    assert counts == [0, 3, 3, 0], "the sweeps, and the residual"
+    assert_allclose(model.dual_coef_, alone, rtol=1e-11)
+
+
+def test_threads_that_sweep_take_no_more_memory_than_a_task_of_a_factorisation():
+    grid = TileGrid(20_000, 2880, 480)
+    assert [threads_at_once(grid, 2, n) for n in (1, 2, 3, 64)] == [1, 2, 3, 3]
+    assert threads_at_once(grid, 100, 64) == 1 == threads_at_once(TileGrid(300, 64, 64), 2, 64)
 
 
 def test_a_plan_foresees_that_alpha_is_too_small(data):

@@ -10,7 +10,7 @@ from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
 from dkrr.fitting.costs.details import Direct, Float32Factor
 from dkrr.fitting.costs.gram_costs import GramCosts
-from dkrr.fitting.costs.tile_costs import Cut, Itemsize, cuts
+from dkrr.fitting.costs.tile_costs import Cut, Itemsize, cuts, products_at_once
 from dkrr.linalg.cholesky import cholesky_task_bytes
 from dkrr.linalg.float32_tiles import MAX_ROUNDING_RATIO, refining_iterations, rounding_ratio
 from dkrr.linalg.gram_products import calls_work
@@ -274,7 +274,7 @@ def _dual_in_tiles(cut: Cut, itemsize: Itemsize, method: Method) -> Strategy:
         if itemsize == 4 or not is_ridge:
             return Step(use.stage, replace(site.product(use.m), row_bytes=read_again), use.times)
         # The residual has a task for each row of tiles, and without symmetry reads the rows of every tile twice.
-        is_mirrored, places = uses_symmetry(grid, use.m), min(site.place.slots, grid.n_tiles)
+        is_mirrored, places = uses_symmetry(grid, use.m), min(products_at_once(site, grid, use.m), grid.n_tiles)
         work = site.product(use.m, is_mirrored=is_mirrored)
         seconds = site.rates.seconds(work) / places
         work = replace(work, row_bytes=read_again * (1.0 if is_mirrored else 2.0 - 1.0 / grid.n_tiles))
@@ -304,9 +304,10 @@ def _tiled_bytes(site: GramCosts, grid: TileGrid, *, itemsize: Itemsize) -> int:
     p, place, r = site.problem, site.place, site.resources
     m = p.systems.n_right_sides + 1
     each = cholesky_task_bytes(grid, m, site.forming_bytes(grid.tile) + 2 * p.read_overhead_bytes)
-    if p.is_sparse and uses_symmetry(grid, m):
-        # The residual forms no tile, but keeps a transposed panel for every square on the diagonal.
-        each = max(each, site.product_bytes(grid.tile, m) + 2 * p.read_overhead_bytes)
+    at_once = products_at_once(site, grid, m) if place.execution == "serial" and p.loss == "squared" else 1
+    if uses_symmetry(grid, m) and (p.is_sparse or at_once > 1):
+        # The residual forms no tile, but keeps, of CSR rows, a transposed panel for every square on the diagonal.
+        each = max(each, at_once * (site.product_bytes(grid.tile, m) + 2 * p.read_overhead_bytes))
     if p.loss == "squared":
         return site.peak(0, each + (4 * 8 * p.n * (m - 1) if itemsize == 4 else 0))
     peak = site.peak(0, each + 4 * 8 * p.n * p.n_targets)

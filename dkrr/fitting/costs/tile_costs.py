@@ -14,7 +14,7 @@ from dkrr.cost import Work
 from dkrr.errors import InputError
 from dkrr.fitting.costs.gram_costs import GramCosts
 from dkrr.linalg.cholesky import cholesky_work, factor_bytes
-from dkrr.linalg.substitution import apply_work, substitution_places, substitution_work
+from dkrr.linalg.substitution import apply_work, substitution_places, substitution_work, threads_at_once
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Rates, Resources, cold_fraction
 from dkrr.planning.tile_sizes import MAX_TILES_PER_SIDE, TILE_SIZES, Tiling
@@ -168,6 +168,14 @@ class Cut(NamedTuple):
     def rows_read(self) -> float:
         """Bytes of X that all tiles read, each those of its rows and its columns."""
         return float(self.grid.tile * self.site.problem.stored_bytes / self.site.problem.n * self.grid.n_tiles**2)
+
+
+def products_at_once(site: GramCosts, grid: TileGrid, m: int) -> int:
+    """Tasks of a product with m vectors that run at once; see `Context.side_by_side`."""
+    slots = site.place.slots
+    return (
+        slots if site.place.execution == "dask" else max(slots, threads_at_once(grid, m, site.resources.local_threads))
+    )
 
 
 def cuts(p: Problem, r: Resources, form: Form, peak_bytes: Callable[[GramCosts, TileGrid], int]) -> Iterator[Cut]:
