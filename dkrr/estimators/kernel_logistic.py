@@ -44,7 +44,7 @@ from dkrr.estimators.labelled_rows import (
 )
 from dkrr.estimators.typed import ClassifierMixin
 from dkrr.fitting.fitted_function import FittedFunction
-from dkrr.fitting.growth import SAME_CENTRES
+from dkrr.fitting.growing_sums import SAME_CENTRES
 from dkrr.fitting.joined_rows import joined_rows
 from dkrr.fitting.logistic import grown_point
 from dkrr.fitting.prediction_plans import Asked, plan_of_rows

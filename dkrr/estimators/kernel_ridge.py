@@ -31,7 +31,7 @@ from dkrr.estimators.kernel_estimator import (
 from dkrr.estimators.search import check_groups, checked_folds
 from dkrr.estimators.typed import MultiOutputMixin, RegressorMixin
 from dkrr.fitting.fitted_function import FittedFunction
-from dkrr.fitting.grown_factor import Grown, GrownFactor, grow
+from dkrr.fitting.growing_factor import Grown, GrownFactor, grow
 from dkrr.fitting.intervals import CrossValidationIntervals
 from dkrr.fitting.posteriors import Posteriors, Variances
 from dkrr.fitting.prediction import Advance, at_once, by_blocks, is_in_blocks, predict

@@ -4,7 +4,7 @@ A small matrix in memory is an array instead: `dkrr.linalg.square.SquareMatrix`.
 """
 
 from abc import abstractmethod
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.cluster import Executor, SerialExecutor, ThreadExecutor
-from dkrr.errors import NotPositiveDefiniteError
+from dkrr.errors import DamagedChunkError, NotPositiveDefiniteError
 from dkrr.fitting.context import Context
 from dkrr.linalg.cholesky import KeptFactor, TiledSystem, check_diagonal, cholesky_tasks, n_updates
 from dkrr.linalg.condition import SolvedProbe, scaling_of, with_probe
@@ -174,6 +174,25 @@ class TiledSystems(TileSystems):
         if context.cluster_is_running:
             return SharedFactor(factor, context.executor, context.stored.store, group, context.slots, context.record)
         return LocalFactor(factor, context.threads, context.record)
+
+    def begin(self, group: str, shift: Array, right_sides: Array) -> None:
+        """See base class; L⁻¹ B, in the first tile rows that the earlier run had whole, with the same right-hand sides.
+
+        They are the same where no intercept is free, whose constant changes with every row.
+        """
+        grid, kept = self.grid, self.context.kept
+        both = with_probe(right_sides, scaling_of(self.diagonal + shift))
+        found = [] if kept is None else [kept.vectors(group, name) for name in ("right-sides", "forward")]
+        before = [vectors for vectors in found if vectors is not None]
+        if kept is None or [vectors.shape for vectors in before] != 2 * [(kept.n, both.shape[1])]:
+            return
+        forward = self.context.stored.vectors(group, "forward", grid, both.shape[1])
+        with suppress(DamagedChunkError):  # the rest is computed again
+            for i in range(kept.n // grid.tile):
+                sides, swept = (vectors.read_rows(grid.rows(i).start, grid.rows(i).stop) for vectors in before)
+                if not np.array_equal(sides, both[grid.rows(i)]):
+                    return
+                forward.write((i, 0), swept)
 
     def solve(self, group: str, factor: Factor, shift: Array, right_sides: Array) -> SystemSolution:
         """See base class; by substitutions in tasks, with vectors of this group in the store."""

@@ -280,6 +280,8 @@ class DirectDual(DualRidge):
             return
         for alpha, number in self._numbers.items():
             self._factors[number] = self.matrix.systems.factor(f"system-{number}", self._shift_of(alpha))
+        for system in [] if self._in_batches else self.systems():
+            self.matrix.systems.begin(f"system-{system.number}", system.shift, system.right_sides)
         self._context.commit_growth()
 
     def release(self, alpha: float) -> None:

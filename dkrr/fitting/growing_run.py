@@ -19,7 +19,7 @@ from dkrr.data.rows import Checksums, digest_of
 from dkrr.errors import InputError, NotFiniteError, NotPositiveDefiniteError, StoreError, UnreachableStoreError
 from dkrr.fitting.kept import Kept
 from dkrr.linalg.left_out import pays
-from dkrr.store import TiledMatrix, TileGrid
+from dkrr.store import ChunkedArray, TiledMatrix, TileGrid
 from dkrr.store.fingerprints import differences, plain, refusal
 from dkrr.store.run_store import CHECKPOINT, FACTORED, GROWTH, UNLIKE_OURS, WORK, RunStore, notes_of_iterations
 from dkrr.text import plural
@@ -240,6 +240,15 @@ class _RunInStore:
         k = len(self.rows_left_out)
         return "" if pays(self.n, k) else f"{k:,} of its {self.n:,} rows are left out, so that a new factor is faster"
 
+    def vectors(self, group: str, name: str) -> ChunkedArray | None:
+        """Vectors of one of its systems."""
+        try:
+            return self.store.open_array(f"{group}/{name}")
+        except UnreachableStoreError:
+            raise
+        except StoreError:
+            return None
+
     def left_out(self, factor: Callable[[str], TiledMatrix | None] = lambda _: None, commit: Any = None) -> Kept | None:
         """What is kept of factors of the run; None if nothing but what is in the store already."""
         rows = self.rows_left_out
@@ -247,7 +256,7 @@ class _RunInStore:
             return None
         scale = np.sqrt(self.weights) if len(rows) and self.weights is not None else None
         more = {} if commit is None else {"commit": commit}
-        return Kept(self.n, factor, scale=scale, left_out=rows, **more)
+        return Kept(self.n, factor, self.vectors, scale=scale, left_out=rows, **more)
 
     def weights_of_factors(self) -> Array:
         """Weights that the rows of factors of this fit are scaled with: of left-out rows those that they had."""

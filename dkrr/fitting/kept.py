@@ -12,12 +12,17 @@ from numpy.typing import NDArray
 
 from dkrr.linalg.cholesky import Matrix
 from dkrr.linalg.in_memory_cholesky import GROWING_TILE, InMemoryMatrix
+from dkrr.store import ChunkedArray
 
 Array = NDArray[np.float64]
 
 
 def _nothing() -> None:
     pass
+
+
+def _none(*_: str) -> None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,8 @@ class Kept:
     """Its rows, which are the first ones of this fit."""
     factor: Callable[[str], Matrix | None]
     """Complete factor of these rows, by the group of its system ("system-0"); None: there is none."""
+    vectors: Callable[[str, str], ChunkedArray | None] = _none
+    """Vectors of the earlier run in its store, by the group of a system and their name; None: there are none."""
     matrix: InMemoryMatrix | None = None
     """K of these rows, scaled, in memory."""
     scale: Array | None = None

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.errors import StoreError, UnreachableStoreError
-from dkrr.fitting.before_growth import BeforeGrowth, read_before
 from dkrr.fitting.costs.dual_cg_costs import is_worth_keeping
+from dkrr.fitting.growing_iterations import BeforeGrowth, read_before
 from dkrr.linalg.factor_rows import KeptColumns
 from dkrr.linalg.pivoted_cholesky import FactorState, PivotedCholesky
 from dkrr.store import ChunkedArray, RunStore

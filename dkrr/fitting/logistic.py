@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from dkrr.cluster import Progress
 from dkrr.data import Rows
-from dkrr.fitting.before_growth import BeforeGrowth, read_before
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import LabelledData
+from dkrr.fitting.growing_iterations import BeforeGrowth, read_before
 from dkrr.fitting.iteration import grown_rows, watch_of
 from dkrr.fitting.objectives import FormObjective, ObjectiveAt
 from dkrr.fitting.requests import FitRequest, WarmStart

@@ -227,7 +227,7 @@ class Posteriors:
             return None
         left = (saved.left for saved in self._saved.values())
         matrix = next((one.matrix for one in left if one is not None and one.matrix is not None), None)
-        return Kept(len(self._outputs.values), factors.get, matrix)
+        return Kept(len(self._outputs.values), factors.get, matrix=matrix)
 
     def _factor_in_memory(self, alpha: float) -> MemoryMatrix | None:
         saved, known = self._saved.get(alpha), self._factored.get(alpha)

@@ -20,7 +20,7 @@ from dkrr.cluster.process import graceful_termination
 from dkrr.config import setting
 from dkrr.data.rows import digest_of
 from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError
-from dkrr.fitting.before_growth import BeforeGrowth, read_before
+from dkrr.fitting.growing_iterations import BeforeGrowth, read_before
 from dkrr.fitting.kept_preconditioner import KeptPreconditioner
 from dkrr.linalg.iteration_state import State
 from dkrr.linalg.sources import Vectors

@@ -77,6 +77,9 @@ class DirectSystems(ABC):
             If a pivot is not positive; what exists of the factor is deleted.
         """
 
+    def begin(self, group: str, shift: Array, right_sides: Array) -> None:  # noqa: B027
+        """Take what an earlier run has solved of (A + diag(s)) X = B, before that is given up; see `solve`."""
+
     @abstractmethod
     def solve(self, group: str, factor: Factor, shift: Array, right_sides: Array) -> SystemSolution:
         """Solve (A + diag(s)) X = B with a factor, which may be given up before the solution is checked.

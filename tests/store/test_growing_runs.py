@@ -14,7 +14,7 @@ from dkrr.solvers import ConjugateGradient, Float32Cholesky
 from dkrr.store import RunStore
 from dkrr.store.format import read_group
 from dkrr.store.places import place_at
-from tests.stores import edit
+from tests.stores import edit, flip
 
 N, M, TILE = 75, 121, 32
 RNG = np.random.default_rng(3)
@@ -184,6 +184,19 @@ REFUSED = {
     "columns": ({"rows": X[:, :2]}, "the shape of X"),
     "fewer rows": ({"n": N - 1}, "The run has 75 rows, and this fit 74"),
 }
+
+
+def test_what_the_run_has_solved_of_the_same_targets_is_kept(tmp_path):
+    other, damaged = Y.copy(), "c.1.0"
+    other[40] += 1.0
+    for k, (y, damage, left) in enumerate([(Y, None, "23"), (other, None, "123"), (Y, damaged, "123")]):
+        store = f"{tmp_path}/{k}.zarr"
+        fit(store, N)
+        if damage:
+            flip(tmp_path / f"{k}.zarr" / "system-0" / "forward" / damage, 100)
+        grown = fit(store, M, y=y)
+        assert keys(grown, "forward-solve") == [f"forward-solve-{row}" for row in left]
+        check(grown, M, y=y)
 
 
 @pytest.mark.parametrize("n", [pytest.param(N, marks=pytest.mark.nightly), M])

@@ -4,7 +4,7 @@ The factor is that of the posteriors: standard deviations, the likelihood and le
 whichever of them, or the fit, has made it. The rows of earlier calls keep their place in it, and the kernel its origin.
 λ and what is in K are part of a factor: with another λ all rows are factored once more.
 
-`grow` chooses between this and the sums of the primal form (`dkrr.fitting.growth`).
+`grow` chooses between this and the sums of the primal form (`dkrr.fitting.growing_sums`).
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from dkrr.errors import InputError, warn_inaccurate
 from dkrr.fitting.context import progress_of
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.fallbacks import with_messages
-from dkrr.fitting.growth import GrownSums, Space, grown, sums_of
+from dkrr.fitting.growing_sums import GrownSums, Space, grown, sums_of
 from dkrr.fitting.joined_rows import joined_rows
 from dkrr.fitting.kept import Kept
 from dkrr.fitting.posteriors import Posteriors
