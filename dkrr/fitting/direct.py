@@ -181,10 +181,12 @@ class TiledSystems(TileSystems):
         They are the same where no intercept is free, whose constant changes with every row.
         """
         grid, kept = self.grid, self.context.kept
+        if kept is None or len(kept.left_out):  # rows that are left out take more than one sweep
+            return
         both = with_probe(right_sides, scaling_of(self.diagonal + shift))
-        found = [] if kept is None else [kept.vectors(group, name) for name in ("right-sides", "forward")]
+        found = [kept.vectors(group, name) for name in ("right-sides", "forward")]
         before = [vectors for vectors in found if vectors is not None]
-        if kept is None or [vectors.shape for vectors in before] != 2 * [(kept.n, both.shape[1])]:
+        if [vectors.shape for vectors in before] != 2 * [(kept.n, both.shape[1])]:
             return
         forward = self.context.stored.vectors(group, "forward", grid, both.shape[1])
         with suppress(DamagedChunkError):  # the rest is computed again
