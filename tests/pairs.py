@@ -1,6 +1,6 @@
 """Few cases instead of a full product: every two values of different arguments occur together in some case."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations, product
 from typing import Any
 
@@ -33,10 +33,15 @@ def every_pair(ids: Any = None, *, by_day: str = "pairs", **choices: Sequence[An
 
     With ``by_day="values"`` the fast suite has each value once, and the nightly tests each pair.
     """
-    found, seen, cases = covering(*choices.values()), set[tuple[int, str]](), list[Any]()
-    for values in found:
+    found = covering(*choices.values())
+    return pytest.mark.parametrize(tuple(choices), each_value(found) if by_day == "values" else found, ids=ids)
+
+
+def each_value(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Cases of which those without a new value of any argument are for the nightly tests."""
+    seen, found = set[tuple[int, str]](), list[Any]()
+    for values in cases:
         new = {(place, repr(value)) for place, value in enumerate(values)} - seen
         seen |= new
-        is_late = by_day == "values" and not new
-        cases.append(pytest.param(*values, marks=[pytest.mark.nightly] * is_late))
-    return pytest.mark.parametrize(tuple(choices), cases, ids=ids)
+        found.append(pytest.param(*values, marks=[pytest.mark.nightly] * (not new)))
+    return found

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr import blas
+from tests.pairs import every_pair
 from tests.systems import failing_at, positive_definite
 
 DTYPES = {"float64": 1e-12, "float32": 1e-4}
@@ -47,10 +48,7 @@ def naive_product(a, b):
     return np.einsum("ij,jk->ik", a, b, dtype=np.float64)
 
 
-@every_dtype
-@pytest.mark.parametrize("transpose_b", [False, True])
-@pytest.mark.parametrize("transpose_a", [False, True])
-@pytest.mark.parametrize("entries", [None, 0, 20])
+@every_pair(entries=[None, 0, 20], transpose_a=[False, True], transpose_b=[False, True], dtype=list(DTYPES))
 @given(sizes, st.sampled_from([0, 1, 2, 9]), st.sampled_from([0, 1, 9, 300]), factors, parts)
 def test_a_product_is_added_to_a_multiple_which_is_not_read_where_it_does_not_count(
     dtype, transpose_a, transpose_b, entries, m, n, k, alpha, beta

@@ -78,7 +78,7 @@ def converged(problem, X, y, alpha, **settings):
     return model
 
 
-@every_pair(by_day="values", case=[(1e-10, 1.0, 40), (1e-8, 0.1, None)], problem=list(PROBLEMS))
+@every_pair(by_day="values", case=[(1e-8, 0.1, None), (1e-10, 1.0, 40)], problem=["softmax", "binary", "one vs rest"])
 def test_nearly_separable_classes_and_a_small_penalty(problem, case):
     """Newton's method needs directions that are exact enough for whole steps."""
     alpha, gamma, tile = case

@@ -57,7 +57,7 @@ def y(data):
     return data.y[:, 0]
 
 
-@every_pair(way=list(METHODS), fit_intercept=[False, True], weighted=[False, True], ids=str)
+@every_pair(by_day="values", way=list(METHODS), fit_intercept=[False, True], weighted=[False, True], ids=str)
 def test_scores_of_folds_are_those_of_separate_fits(data, narrow, way, fit_intercept, weighted):
     X, Y, weights = data.X[:101], data.y[:101], data.weights[:101] if weighted else None
     folds = list(KFold(4, shuffle=True, random_state=1).split(X))
@@ -77,7 +77,11 @@ def test_scores_of_folds_are_those_of_separate_fits(data, narrow, way, fit_inter
 
 
 @every_pair(
-    way=[way for way in METHODS if "sweep" not in way], fit_intercept=[False, True], weighted=[False, True], ids=str
+    by_day="values",
+    way=[way for way in METHODS if "sweep" not in way],
+    fit_intercept=[False, True],
+    weighted=[False, True],
+    ids=str,
 )
 def test_leave_one_out_is_one_fit_for_each_row(data, narrow, way, fit_intercept, weighted):
     X, Y, weights = data.X[:29], data.y[:29], data.weights[:29] if weighted else None
@@ -155,8 +159,11 @@ def worst(estimator, X, Y):
     return -np.abs(estimator.predict(X) - Y).max()
 
 
-@pytest.mark.parametrize("scoring", ["r2", "neg_mean_absolute_error", "neg_median_absolute_error", worst])
-@pytest.mark.parametrize("solver", ["cg", "cholesky"])
+@every_pair(
+    by_day="values",
+    solver=["cg", "cholesky"],
+    scoring=["r2", "neg_mean_absolute_error", "neg_median_absolute_error", worst],
+)
 def test_scorers_of_scikit_learn_and_of_ones_own(data, y, scoring, solver):
     search = KernelRidgeCV(ALPHAS, cv=3, scoring=scoring, solver=solver, **TIGHT).fit(data.X, y)
     peer = GridSearchCV(SkKernelRidge(kernel="rbf"), {"alpha": ALPHAS}, cv=3, scoring=scoring).fit(data.X, y)

@@ -11,7 +11,7 @@ from dkrr import KernelRidge
 from dkrr.errors import InputError
 from tests.contracts.arguments import Case, cases, trial
 
-SHARES, BY_DAY = 48, 4
+SHARES, BY_DAY = 64, 4
 """Four of so many shares are tried by the fast tests, all at night and by `python -m tests.nightly.chaos inputs`."""
 
 

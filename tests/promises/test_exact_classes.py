@@ -14,7 +14,7 @@ from dkrr import KernelLogisticRegression
 from dkrr.kernels import RBF, Linear, Polynomial
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from tests.oracles import assert_close, kernel_features, naive_gradient, naive_gram, naive_logistic, naive_probabilities
-from tests.pairs import covering
+from tests.pairs import covering, each_value
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
@@ -121,7 +121,7 @@ FORMS = {"dual": (DUAL, ["rbf", "polynomial", "precomputed"]), "primal": (PRIMAL
 CASES = [(form, *one) for form, of in FORMS.items() for one in covering(*map(list, of), list(PROBLEMS), OBJECTIVES)]
 
 
-@pytest.mark.parametrize(("form", "way", "kernel", "problem", "objective"), CASES)
+@pytest.mark.parametrize(("form", "way", "kernel", "problem", "objective"), each_value(CASES))
 def test_fits_are_the_textbook_minimum(form, way, kernel, problem, objective, tmp_path):
     (weighted, fit_intercept), settings = objective, FORMS[form][0][way]
     model = fitted(problem, kernel, weighted, tmp_path, form=form, fit_intercept=fit_intercept, **settings)

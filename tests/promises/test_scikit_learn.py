@@ -60,7 +60,13 @@ def targets_of(estimator):
     return LABELS if is_classifier(estimator) else Y
 
 
-CHECKS = [(each, name) for each in ESTIMATORS for name in f"{OF_ALL} {OF_SOME[is_classifier(each)]}".split()]
+LATE = {("KernelLogisticRegressionCV", "classifiers_train"), ("KernelLogisticRegressionCV", "estimator_sparse_array")}
+"""Checks that take seconds."""
+CHECKS = [
+    pytest.param(each, name, marks=[pytest.mark.nightly] * ((type(each).__name__, name) in LATE))
+    for each in ESTIMATORS
+    for name in f"{OF_ALL} {OF_SOME[is_classifier(each)]}".split()
+]
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,7 @@ def stopped(store, at, *arguments, **settings):
             fit(store, *arguments, **settings)
 
 
+@pytest.mark.parametrize("place", ["folder", BUCKET], indirect=True)
 @pytest.mark.parametrize("lazy", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_a_growth_that_is_stopped_leaves_the_run_and_is_resumed_or_given_up(place, lazy):
     store = f"{place}/run.zarr"

@@ -310,7 +310,9 @@ def test_a_process_that_was_suspended_for_long_notices_that_another_machine_has_
 
 
 @pytest.mark.usefixtures("fast")
-@pytest.mark.parametrize("make", [lambda p: p.symlink_to("target"), os.mkfifo, os.mkdir])
+@pytest.mark.parametrize(
+    "make", [lambda p: p.symlink_to("target"), pytest.param(os.mkfifo, marks=pytest.mark.nightly), os.mkdir]
+)
 def test_a_lock_that_is_not_a_file_is_not_followed(tmp_path, make):
     make(tmp_path / LOCK_NAME)
     (tmp_path / "target").write_text("keep")

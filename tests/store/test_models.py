@@ -19,6 +19,7 @@ from dkrr.features import FeatureMap
 from dkrr.kernels import RBF, CallableKernel, Linear, Matern, Polynomial
 from dkrr.kernels.interactions import InteractionMap
 from dkrr.store.description import FORMAT_VERSION
+from tests.pairs import every_pair
 
 
 def difference(X, Z):
@@ -215,8 +216,9 @@ def test_lazy_predictions_own_the_rows_they_read(data, workers):
 LABELS = [np.array([0, 1, 2]), np.array(["a", "bb", "c"]), np.array(["a", "bb", "c"], object), np.array([False, True])]
 
 
-@pytest.mark.parametrize("labels", LABELS, ids=lambda labels: str(labels.dtype))
-@pytest.mark.parametrize("one_vs_rest", [False, True])
+@every_pair(
+    by_day="values", labels=LABELS, one_vs_rest=[False, True], ids=lambda each: str(getattr(each, "dtype", each))
+)
 def test_a_classifier_and_its_classes(tmp_path, labels, one_vs_rest):
     X = np.random.default_rng(0).normal(size=(50, 3))
     y = labels[np.arange(50) % len(labels)]

@@ -93,7 +93,10 @@ OF_CLASSES = [
     ({"one_vs_rest": True}, "one_vs_rest"),
 ]
 PROBLEMS = [(dkrr.KernelRidge, ROWS[:, 0], *other) for other in OF_VALUES]
-PROBLEMS += [(dkrr.KernelLogisticRegression, CODES, *other) for other in OF_CLASSES]
+PROBLEMS += [
+    pytest.param(dkrr.KernelLogisticRegression, CODES, *other, marks=[pytest.mark.nightly] * (k < len(OF_ANY)))
+    for k, other in enumerate(OF_CLASSES)
+]
 
 
 def fit(kind, store, X=ROWS, y=ROWS[:, 0], sample_weight=WEIGHTS, tile=10, **settings):
