@@ -93,7 +93,8 @@ class MemorySystems(TileSystems):
             matrix = MemoryMatrix(self.grid) if kept is None else kept.grown(self.grid)
         stage = self._progress.stage("factorisation", 1.0, detail=detail)
         with tile_threads(self.grid, self._threads) as executor, stage:
-            factor_in_memory(memory_system(source, shift, matrix, kept), executor, self._progress)
+            swept = None if kept is None or self._context.kept is None else self._context.kept.swept.get(group)
+            factor_in_memory(memory_system(source, shift, matrix, kept, swept), executor, self._progress)
         matrix.triangles.clear()  # which only a factorisation uses
         return without_left_out(MemoryFactor(matrix), self._context)
 

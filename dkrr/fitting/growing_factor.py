@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.data import scan, watched
+from dkrr.data import Rows, scan, watched
 from dkrr.errors import InputError, warn_inaccurate
 from dkrr.fitting.context import progress_of
 from dkrr.fitting.data import TrainingData, shared_fields
@@ -65,9 +65,9 @@ class GrownFactor:
         """Rows so far."""
         return len(self.posteriors.targets)
 
-    def kept(self, alphas: NDArray[np.float64]) -> tuple[Kept, Space | None, str]:
-        """What a fit of these rows and more takes of the factor, the space that it is of, and words for a message."""
-        kept, space = self.posteriors.kept(alphas.tolist()), self.space or _space_of(self.posteriors)
+    def kept(self, alphas: NDArray[np.float64], new: Rows) -> tuple[Kept, Space | None, str]:
+        """What a fit of these rows and new ones takes of the factor, its space, and words for a message."""
+        kept, space = self.posteriors.kept(alphas.tolist(), new), self.space or _space_of(self.posteriors)
         if kept is None:
             why = (
                 "alpha is not that of the factor that was kept"
@@ -185,13 +185,17 @@ def _factored(
     because, outputs = replace(request.because, form=why, solver=KEEPS_FACTOR), request.outputs
     assert isinstance(outputs, Targets)
     if known is not None:
-        kept, space, text = known.kept(outputs.alphas)
+        kept, space, text = known.kept(outputs.alphas, request.rows)
         messages = (f"{plural(known.n + n_new, 'row')}, {n_new:,} of them in this call; {text}",)
     request = replace(_joined(known, request), because=because, kept=kept)
     request, plan = plan_of_factor(request, _held_bytes(kept, len(set(outputs.alphas.tolist()))))
     assert isinstance(request.outputs, Targets)
     data = TrainingData.of(request.outputs, shared_fields(request, plan.problem))
     data = centre_linear_parts(data) if space is None else replace(data, **space._asdict())
+    scale = data.dual_scale()
+    if scale is not None and kept.swept:
+        swept = {group: one * scale[kept.n :] for group, one in kept.swept.items()}
+        request = replace(request, kept=replace(kept, swept=swept))
     (model,) = with_messages(fit_regression(request, data, plan, progress_of(show, plan.seconds)), messages)
     if not model.result.status.is_good:
         warn_inaccurate(shortfall(model.result, plan), stacklevel=4)
@@ -213,7 +217,8 @@ def _held_bytes(kept: Kept, n_factors: int) -> int:
     if first is None:
         return 0
     each = memory_bytes(first.grid, keeps=False)
-    return n_factors * each + (0 if kept.matrix is None else memory_bytes(first.grid, keeps=True) - each)
+    swept = sum(one.nbytes for one in kept.swept.values())
+    return swept + n_factors * each + (0 if kept.matrix is None else memory_bytes(first.grid, keeps=True) - each)
 
 
 def _joined(known: GrownFactor | None, request: FitRequest) -> FitRequest:

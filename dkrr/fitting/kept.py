@@ -4,7 +4,7 @@ The earlier rows are the first ones of the fit, with the same weights. Their par
 `dkrr.linalg.cholesky.KeptFactor`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,6 +35,9 @@ class Kept:
     """Complete factor of these rows, by the group of its system ("system-0"); None: there is none."""
     vectors: Callable[[str, str], ChunkedArray | None] = _none
     """Vectors of the earlier run in its store, by the group of a system and their name; None: there are none."""
+    swept: Mapping[str, Array] = field(default_factory=dict)
+    """By the group of a system, solutions L⁻¹ B of its factor in memory, of shape (n, others), B what the matrix has in
+    the columns of the other rows: where the last standard deviations were theirs."""
     matrix: InMemoryMatrix | None = None
     """K of these rows, scaled, in memory."""
     scale: Array | None = None

@@ -10,6 +10,7 @@ import numpy as np
 from dkrr.cluster import Progress, ThreadExecutor
 from dkrr.cluster.process import usable_threads
 from dkrr.data import CheckedRows, MemoryRows, Rows, whole
+from dkrr.data.rows import dense
 from dkrr.errors import StoreError
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import TrainingData, shared_fields
@@ -42,9 +43,11 @@ from dkrr.linalg.variance_bounds import EPS, VarianceBounds
 from dkrr.machine.detection import detect
 from dkrr.planning import Plan
 from dkrr.planning.predictions import FactorSize
-from dkrr.store import TileGrid
+from dkrr.store import MemoryMatrix, TileGrid
 from dkrr.text import plural
 
+LAST_FRACTION = 32
+"""Rows of a factor for each of the rows whose columns are kept, which so are 1/16 of the factor."""
 Opens = Callable[[Plan], Progress]
 """Gives the display of a factorisation that the fit has not left, from its plan."""
 
@@ -52,6 +55,8 @@ Opens = Callable[[Plan], Progress]
 class DualPosterior(CholeskyPosterior):
     """Posterior in dual form, from a factor of diag(c) K diag(c) + diag(s)."""
 
+    _last: tuple[Any, Array] | None = None
+    """Rows whose variances were computed last, if they are few, and L⁻¹ C K(X, x)."""
     _stored: Matrix | None = None
     """The factor where a saved model has it, which workers read instead of a large one in memory."""
 
@@ -111,7 +116,17 @@ class DualPosterior(CholeskyPosterior):
 
     def variances_of(self, x: Any) -> VarianceBounds:
         cross = ComputedCrossGram(self.kernel, self._rows).entries(x, self._scale, usable_threads())
-        return self._factored.variances(cross, diagonal_of(self.kernel, x))
+        z = self._factored.swept(cross)
+        # Together: blocks of rows may come from several threads.
+        is_kept = isinstance(self._matrix_factor, MemoryMatrix) and len(z) >= LAST_FRACTION * z.shape[1]
+        self._last = (x.copy(), z.copy()) if is_kept else None
+        return self._factored.variances(z, diagonal_of(self.kernel, x))
+
+    def swept(self, x: Any) -> Array | None:
+        """L⁻¹ C K(X, x) where the last variances were of exactly these rows; None where they were not."""
+        rows, z = self._last or (None, None)
+        is_same = rows is not None and rows.shape == x.shape and np.array_equal(dense(rows), dense(x))
+        return z if is_same else None
 
     def covariance(self, x: Any, progress: Progress) -> Covariance:
         threads, known = usable_threads(), diagonal_of(self.kernel, x)
@@ -121,7 +136,7 @@ class DualPosterior(CholeskyPosterior):
         return Covariance(self._factored.covariance(cross, prior, progress), 4 * (self.data.n + 2) * EPS * known)
 
     def __getstate__(self) -> dict[str, Any]:
-        found = vars(self) | {"_owner": None}  # which does not leave the process
+        found = vars(self) | {"_owner": None, "_last": None}  # which do not leave the process
         if self._stored is not None and is_read_by_workers(self.factor_size.loaded_bytes):
             found |= {"_matrix_factor": self._stored, "_factored": replace(self._factored, factor=self._stored)}
         return found

@@ -219,15 +219,22 @@ class Posteriors:
         """Whether the fit, or an earlier question, has left a factor of the dual form in this process's memory."""
         return any(self._factor_in_memory(alpha) is not None for alpha, _ in self._groups)
 
-    def kept(self, alphas: Sequence[float]) -> Kept | None:
-        """What a fit of these rows and more takes: factors of all values of λ, in memory; None unless all exist."""
+    def kept(self, alphas: Sequence[float], new: Rows) -> Kept | None:
+        """What a fit of these rows and new ones takes: factors of all values of λ, in memory; None unless all exist."""
         found = [self._factor_in_memory(alpha) for alpha in sorted(set(alphas))]
         factors = {f"system-{k}": factor for k, factor in enumerate(found) if factor is not None}
         if len(factors) < len(found):
             return None
         left = (saved.left for saved in self._saved.values())
         matrix = next((one.matrix for one in left if one is not None and one.matrix is not None), None)
-        return Kept(len(self._outputs.values), factors.get, matrix=matrix)
+        swept = {f"system-{k}": self._swept(alpha, new) for k, alpha in enumerate(sorted(set(alphas)))}
+        known = {group: one for group, one in swept.items() if one is not None}
+        return Kept(len(self._outputs.values), factors.get, swept=known, matrix=matrix)
+
+    def _swept(self, alpha: float, new: Rows) -> Array | None:
+        posterior = self._factored.get(alpha)
+        is_few = new.is_in_memory and isinstance(posterior, DualPosterior)
+        return posterior.swept(new.read(0, new.shape[0])) if is_few else None  # type: ignore[union-attr]
 
     def _factor_in_memory(self, alpha: float) -> MemoryMatrix | None:
         saved, known = self._saved.get(alpha), self._factored.get(alpha)

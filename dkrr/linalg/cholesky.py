@@ -232,6 +232,8 @@ class TiledSystem:
     """S after the first `columns_per_task` tile columns, after the next, and so on."""
     kept: KeptFactor | None = None
     """Factor of the first rows, whose whole tile rows `factor` has already."""
+    known_columns: int = 0
+    """Tile columns, of those rows, in which `factor` has its other rows too."""
 
     def __post_init__(self) -> None:
         if any(sums.dtype != self.factor.dtype for sums in self.partial):
@@ -252,6 +254,8 @@ class TiledSystem:
         """All tasks of the factorisation, but those of tile rows that the kept factor has."""
         kept = self.kept
         for step in tile_steps(self.grid.n_tiles, self.columns_per_task):
+            if step.j < self.known_columns:
+                continue
             if kept is None or step.i > kept.whole_rows:
                 yield step
             elif step.i == kept.whole_rows:

@@ -56,7 +56,11 @@ def growing_grid(n: int) -> TileGrid:
 
 
 def memory_system(
-    source: TileSource, shift: Array, matrix: MemoryMatrix, kept: MemoryMatrix | None = None
+    source: TileSource,
+    shift: Array,
+    matrix: MemoryMatrix,
+    kept: MemoryMatrix | None = None,
+    swept: Array | None = None,
 ) -> TiledSystem:
     """A + diag(s), to be factored in this process's memory.
 
@@ -69,7 +73,13 @@ def memory_system(
         Overwritten by the factor.
     kept : MemoryMatrix, optional
         Factor of the first rows, from which `matrix` has grown.
+    swept : ndarray of shape (rows of `kept`, others), optional
+        Solutions L⁻¹ B of that factor, B what A has above the diagonal in the columns of the other rows.
     """
+    known = 0
+    if kept is not None and swept is not None:
+        known = kept.grid.n // matrix.grid.tile
+        matrix.write_left(kept.grid.n, swept[: known * matrix.grid.tile].T)
     count = n_updates(matrix.grid.n_tiles - 1, MEMORY_TASK_COLUMNS)
     return TiledSystem(
         source,
@@ -78,6 +88,7 @@ def memory_system(
         columns_per_task=MEMORY_TASK_COLUMNS,
         partial=(matrix,) * (count - 1),
         kept=None if kept is None else KeptFactor(kept),
+        known_columns=known,
     )
 
 

@@ -67,7 +67,7 @@ class FactoredPosterior:
     shift: float
     diagonal: Array
 
-    def variances(self, cross: Array, prior: Array) -> VarianceBounds:
+    def variances(self, z: Array, prior: Array) -> VarianceBounds:
         """Variances of some rows for a process of variance k, with bounds of the rounding.
 
         The factor and the substitutions are those of a matrix A + E, |E| ≤ γ |L| |Lᵀ| with γ about 3 n eps. So kᵀA⁻¹k
@@ -76,8 +76,8 @@ class FactoredPosterior:
 
         Parameters
         ----------
-        cross : ndarray of shape (n, m)
-            C K(X, x) of the rows; overwritten.
+        z : ndarray of shape (n, m)
+            L⁻¹ C K(X, x) of the rows, by `swept`; overwritten.
         prior : ndarray of shape (m,)
             k(x, x).
 
@@ -86,7 +86,6 @@ class FactoredPosterior:
         NotFiniteError
             If a variance is negative by more than rounding.
         """
-        z = self._swept(cross)
         found = prior - np.einsum("ij,ij->j", z, z)
         _refuse_negative(found, prior)
         found = np.maximum(found, 0.0)
@@ -97,7 +96,7 @@ class FactoredPosterior:
         bounds = self._bounded(distance, found, prior, quick)
         wide = np.flatnonzero(bounds.relative_width > RELATIVE_WIDTH)
         if len(wide):
-            x = self._swept(_brought_forward(z, wide), transpose=True)
+            x = self.swept(_brought_forward(z, wide), transpose=True)
             distance = None if distance is None else distance[wide]
             near = self._bounded(distance, found[wide], prior[wide], self._rounding_of(x, self._least))
             bounds.lower[wide] = np.maximum(bounds.lower[wide], near.lower)
@@ -122,7 +121,7 @@ class FactoredPosterior:
             If a variance is negative by more than rounding.
         """
         m, before = len(prior), prior.diagonal().copy()
-        z = self._swept(cross, progress=progress)
+        z = self.swept(cross, progress=progress)
         for start in range(0, len(z), ROWS_PER_UPDATE):
             strip = z[start : start + ROWS_PER_UPDATE]
             blas.syrk(prior, strip, transpose=True, alpha=-1.0, beta=1.0)
@@ -173,7 +172,7 @@ class FactoredPosterior:
         """Lower bound of the least eigenvalue of A; of a factor in one tile from ‖L⁻¹‖, which is soon computed."""
         if self.factor.grid.n_tiles > 1:
             return self._presumed
-        inverse = self._swept(np.eye(self.factor.grid.n))
+        inverse = self.swept(np.eye(self.factor.grid.n))
         return 1.0 / float(np.einsum("ij,ij->", inverse, inverse)) - self._gamma * self._trace
 
     def _rounding_of(self, x: Array, least: float) -> Array:
@@ -188,9 +187,9 @@ class FactoredPosterior:
         """L⁻¹ c, cᵀA⁻¹c, and the root of what rounding may change in the latter."""
         if self.constant is None:
             return None
-        w = self._swept(self.constant[:, None].copy())
+        w = self.swept(self.constant[:, None].copy())
         total, least = float(w[:, 0] @ w[:, 0]), self._presumed
-        x = self._swept(w.copy(), transpose=True)
+        x = self.swept(w.copy(), transpose=True)
         return w[:, 0], total, float(self._rounding_of(x, least if least > 0 else self._least)[0])
 
     def log_determinant(self) -> float:
@@ -202,7 +201,7 @@ class FactoredPosterior:
             total += 2.0 * float(np.log(tile.diagonal()).sum())
         return total if self._intercept_system is None else total + float(np.log(self._intercept_system[1]))
 
-    def _swept(self, x: Array, *, transpose: bool = False, progress: Progress | None = None) -> Array:
+    def swept(self, x: Array, *, transpose: bool = False, progress: Progress | None = None) -> Array:
         """L⁻¹ X, or L⁻ᵀ X, in place of X."""
         cuts = block_cuts(self.factor.grid.n_tiles, 2 * self.n_threads)
         sweep = Substitution.in_memory(self.factor, x, cuts, transpose=transpose)

@@ -272,6 +272,15 @@ class TiledMatrix:
         )
 
 
+@dataclass
+class SpareRows:
+    """Memory of a whole tile row left of the diagonal, of which a matrix has the first rows, and a grown one more."""
+
+    rows: NDArray[Any]
+    n_used: int
+    """Rows that some matrix has: another one that has fewer must not write to the rest."""
+
+
 class MemoryMatrix:
     """Lower triangle of an n × n matrix: what `TiledMatrix` is in a store, for tasks of this process.
 
@@ -290,6 +299,8 @@ class MemoryMatrix:
     is_remote = False
     triangles: dict[int, Triangle]
     """Factored squares by tile row, with what solves by them share."""
+    _spare: SpareRows | None = None
+    """Where the last tile row lies, once it has grown."""
 
     def __init__(self, grid: TileGrid, dtype: DTypeLike = np.float64) -> None:
         if grid.panel != grid.tile:
@@ -312,7 +323,10 @@ class MemoryMatrix:
         return matrix
 
     def grown(self, grid: TileGrid) -> Self:
-        """Matrix of more rows that begins with this one: it shares whole tile rows, and copies the others.
+        """Matrix of more rows that begins with this one.
+
+        It shares whole tile rows, and the last one too where no other matrix has grown from this one; else that is
+        copied to where there is room for a whole one.
 
         Parameters
         ----------
@@ -330,13 +344,31 @@ class MemoryMatrix:
             raise ValueError(f"a matrix of {self.grid.n} rows does not grow to {grid.n}")
         whole, top = divmod(self.grid.n, grid.tile)
         new = range(whole, grid.n_tiles)
-        left = [empty_tile(grid.height(i), grid.rows(i).start, self.dtype) for i in new]
         squares = [empty_tile(grid.height(i), grid.height(i), self.dtype) for i in new]
+        spare = self._spare if self._spare is not None and self._spare.n_used == top > 0 else None
         if top:
-            left[0][:top], squares[0][:top, :top] = self._left[whole], self._squares[whole]
+            squares[0][:top, :top] = self._squares[whole]
+            if spare is None:
+                spare = SpareRows(empty_tile(grid.tile, whole * grid.tile, self.dtype), top)
+                spare.rows[:top] = self._left[whole]
+        left = list[NDArray[Any]]()
+        for i in new:
+            if i > whole or spare is None:
+                spare = SpareRows(empty_tile(grid.tile, i * grid.tile, self.dtype), 0)
+            spare.n_used = grid.height(i)
+            left.append(spare.rows[: spare.n_used])
         other = self._of(grid, self._left[:whole] + left, self._squares[:whole] + squares)
+        other._spare = spare
         other.triangles = {i: Triangle(square, is_shared=True) for i, square in enumerate(self._squares[:whole])}
         return other
+
+    def write_left(self, first: int, values: NDArray[Any]) -> None:
+        """Write the rows from `first` on, in the first columns, which are left of the diagonal."""
+        for i in range(first // self.grid.tile, self.grid.n_tiles):
+            rows = self.grid.rows(i)
+            top = max(first - rows.start, 0)
+            here = slice(rows.start + top - first, rows.stop - first)
+            self._left[i][top:, : values.shape[1]] = values[here]
 
     def cut(self, tile: int) -> Self:
         """View in tiles of this many rows, of a matrix that has them or is a single tile."""
@@ -353,7 +385,7 @@ class MemoryMatrix:
         if self._squares[0] is not other._squares[0]:
             return self
         matrix = self._of(self.grid, self._left, other._squares)
-        matrix.triangles = self.triangles
+        matrix.triangles, matrix._spare = self.triangles, self._spare
         return matrix
 
     def _of(self, grid: TileGrid, left: list[NDArray[Any]], squares: list[NDArray[Any]]) -> Self:

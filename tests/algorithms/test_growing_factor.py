@@ -231,6 +231,21 @@ def test_a_factor_in_memory_grows_and_the_old_one_stays(h, m, dtype):
     assert all(np.shares_memory(old.tile_buffer(i, j), grown.tile_buffer(i, j)) for i, j in grid.lower() if i < 6)
 
 
+def test_rows_are_added_where_there_is_room_unless_another_matrix_has_that():
+    n, new = 2 * TILE + 7, []
+    A, shift = positive_definite(n, 1), np.full(n, 0.2)
+    old = memory_factor(A[: n - 3, : n - 3], shift[: n - 3], TILE).grown(TileGrid(n - 2, TILE, TILE))
+    for k, (first, stop, matrix) in enumerate([(n - 3, n - 2, old), (n - 2, n - 1, None), (n - 2, n, None)]):
+        grid = TileGrid(stop, TILE, TILE)
+        grown = matrix or old.grown(grid)
+        kept = memory_factor(A[:first, :first], shift[:first], TILE) if matrix is old else old
+        grow_in_memory(MatrixTiles(as_rows(A[:stop, :stop])), shift[:stop], grown, kept)
+        new.append((grown, stop))
+        assert np.shares_memory(old.tile_buffer(2, 0), grown.tile_buffer(2, 0)) == (k < 2)
+    for grown, stop in new:
+        assert_allclose(lower(grown), np.linalg.cholesky(A + np.diag(shift))[:stop, :stop], rtol=1e-11, atol=1e-12)
+
+
 @pytest.mark.parametrize("n_kept", [1, 40, GROWING_TILE, GROWING_TILE + 1])
 @pytest.mark.parametrize("m", [1, 600])
 def test_a_factor_of_a_single_tile_is_cut_and_grows(n_kept, m):

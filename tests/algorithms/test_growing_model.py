@@ -19,6 +19,8 @@ from dkrr.errors import InputError, MemoryLimitError, NotPositiveDefiniteError
 from dkrr.features import FourierGrid, Nystroem
 from dkrr.kernels import RBF, BagOfWords, CallableKernel, Linear
 from dkrr.limits import resident_bytes
+from dkrr.linalg import in_memory_cholesky
+from dkrr.linalg.cholesky import cholesky_tasks
 from dkrr.linalg.result import DUAL_SYSTEM
 
 D = 8
@@ -138,6 +140,30 @@ def test_nothing_is_factored_twice(begins_with):
     assert after is factor_of(model)
     assert "grows" in model.plan_.to_dict()["reason_codes"]
     assert_same(model, KernelRidge(**PLAIN).fit(X, y), X)
+
+
+@pytest.mark.parametrize("n", [700, 1024 + 500])  # the new rows are in the last tile row, or in two
+def test_rows_whose_deviations_were_the_last_ones_are_not_solved_for_again(monkeypatch, n):
+    X, y, weights = rows_of(np.random.default_rng(5), n + 40)
+    settings = {"alpha": [0.5, 2.0], "kernel": "rbf", "gamma": 0.1, "form": "dual", "fit_intercept": True}
+    columns = list[int]()
+
+    def tasks(system):
+        columns.append(system.known_columns)
+        return cholesky_tasks(system)
+
+    monkeypatch.setattr(in_memory_cholesky, "cholesky_tasks", tasks)
+    grown = KernelRidge(**settings).partial_fit(X[:n], y[:n], weights[:n])
+    asked = (slice(n, n + 20), slice(n, n + 20), slice(n + 20, n + 40))
+    for stop, rows, is_known in zip((n + 20, n + 30, n + 40), asked, (True, False, False), strict=True):
+        columns.clear()
+        grown.predict(X[rows], return_std=True)
+        new = slice(grown.dual_coef_.shape[0], stop)
+        grown.partial_fit(X[new], y[new], weights[new])
+        assert columns == 2 * [n // 512 if is_known else 0]
+        whole = KernelRidge(**settings).fit(X[:stop], y[:stop], weights[:stop])
+        assert_same(grown, whole, X)
+        assert_allclose(*(m.predict(X[-9:], return_std=True)[1] for m in (grown, whole)), rtol=1e-8)
 
 
 def test_a_plain_fit_is_factored_once_more_and_says_so():
