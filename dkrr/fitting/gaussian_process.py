@@ -49,6 +49,8 @@ class Covariance(NamedTuple):
     """Of shape (m, m), symmetric."""
     rounding: Array
     """Size of the rounding in the variances, of shape (m,)."""
+    swept: Array | None = None
+    """L⁻¹ C K(X, x) of the dual form, of shape (n, m)."""
 
 
 class Posterior(ABC):
@@ -137,6 +139,9 @@ class CholeskyPosterior(Posterior):
         NotFiniteError
             If a variance is negative by more than rounding.
         """
+
+    def keep(self, x: Any, swept: Array | None) -> None:
+        """Keep the `swept` of a few rows, if it helps to add them to the training rows next."""
 
     @abstractmethod
     def loo_residuals(self) -> Array:

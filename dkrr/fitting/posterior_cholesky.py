@@ -56,7 +56,7 @@ class DualPosterior(CholeskyPosterior):
     """Posterior in dual form, from a factor of diag(c) K diag(c) + diag(s)."""
 
     _last: tuple[Any, Array] | None = None
-    """Rows whose variances were computed last, if they are few, and L⁻¹ C K(X, x)."""
+    """Rows whose variances were computed last, or that were suggested, if they are few; and L⁻¹ C K(X, x)."""
     _stored: Matrix | None = None
     """The factor where a saved model has it, which workers read instead of a large one in memory."""
 
@@ -117,13 +117,17 @@ class DualPosterior(CholeskyPosterior):
     def variances_of(self, x: Any) -> VarianceBounds:
         cross = ComputedCrossGram(self.kernel, self._rows).entries(x, self._scale, usable_threads())
         z = self._factored.swept(cross)
-        # Together: blocks of rows may come from several threads.
-        is_kept = isinstance(self._matrix_factor, MemoryMatrix) and len(z) >= LAST_FRACTION * z.shape[1]
-        self._last = (x.copy(), z.copy()) if is_kept else None
+        self.keep(x, z)
         return self._factored.variances(z, diagonal_of(self.kernel, x))
 
+    def keep(self, x: Any, swept: Array | None) -> None:
+        assert swept is not None
+        is_few = isinstance(self._matrix_factor, MemoryMatrix) and len(swept) >= LAST_FRACTION * swept.shape[1]
+        # Together: blocks of rows may come from several threads.
+        self._last = (x.copy(), swept.copy()) if is_few else None
+
     def swept(self, x: Any) -> Array | None:
-        """L⁻¹ C K(X, x) where the last variances were of exactly these rows; None where they were not."""
+        """L⁻¹ C K(X, x) where exactly these rows were the last to be kept; None where they were not."""
         rows, z = self._last or (None, None)
         is_same = rows is not None and rows.shape == x.shape and np.array_equal(dense(rows), dense(x))
         return z if is_same else None
@@ -133,7 +137,8 @@ class DualPosterior(CholeskyPosterior):
         prior = ComputedCrossGram(self.kernel, MemoryRows(x)).entries(x, None, threads)
         np.fill_diagonal(prior, known)  # without the rounding of differences
         cross = ComputedCrossGram(self.kernel, self._rows).entries(x, self._scale, threads)
-        return Covariance(self._factored.covariance(cross, prior, progress), 4 * (self.data.n + 2) * EPS * known)
+        found = self._factored.covariance(cross, prior, progress)
+        return Covariance(found, 4 * (self.data.n + 2) * EPS * known, cross)
 
     def __getstate__(self) -> dict[str, Any]:
         found = vars(self) | {"_owner": None, "_last": None}  # which do not leave the process

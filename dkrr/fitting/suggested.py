@@ -68,9 +68,10 @@ def suggested(
     threads = usable_threads()
     progress = progress_of(show, resources.rates.seconds(Work(gemm_flops=flops + choice), threads))
     with progress.stage("suggestions", flops + choice, detail=plural(len(candidates), "candidate")):
-        covariance, rounding = posterior.covariance(block, progress)
+        covariance, rounding, swept = posterior.covariance(block, progress)
         total = float(np.trace(covariance))
         chosen, falls = greedy_choices(covariance, rounding, posterior.alpha, n_chosen, threads, progress.advance)
+    posterior.keep(block[chosen], None if swept is None else swept[:, chosen])
     return candidates[chosen], falls / total if total > 0 else np.zeros(n_chosen)
 
 

@@ -109,7 +109,7 @@ class FactoredPosterior:
         Parameters
         ----------
         cross : ndarray of shape (n, m)
-            C K(X, x) of the rows; overwritten.
+            C K(X, x) of the rows; overwritten by what `swept` makes of it.
         prior : ndarray of shape (m, m)
             K(x, x), of which the lower triangle counts; overwritten by the result, and returned.
         progress : Progress

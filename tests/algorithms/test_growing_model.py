@@ -166,6 +166,24 @@ def test_rows_whose_deviations_were_the_last_ones_are_not_solved_for_again(monke
         assert_allclose(*(m.predict(X[-9:], return_std=True)[1] for m in (grown, whole)), rtol=1e-8)
 
 
+def test_rows_that_were_suggested_are_not_solved_for_again(monkeypatch):
+    X, y, _ = rows_of(np.random.default_rng(6), 900, t=1)
+    known, settings = list[int](), {"alpha": 0.5, "kernel": "rbf", "gamma": 0.1}
+
+    def tasks(system):
+        known.append(system.known_columns)
+        return cholesky_tasks(system)
+
+    monkeypatch.setattr(in_memory_cholesky, "cholesky_tasks", tasks)
+    grown = KernelRidge(**settings, uncertainty=True).fit(X[:700], y[:700, 0])
+    chosen = 700 + dkrr.suggest(grown, X[700:], 15).rows
+    known.clear()
+    grown.partial_fit(X[chosen], y[chosen, 0])
+    assert known == [1]
+    rows = np.concatenate([np.arange(700), chosen])
+    assert_same(grown, KernelRidge(**settings).fit(X[rows], y[rows, 0]), X)
+
+
 def test_a_plain_fit_is_factored_once_more_and_says_so():
     X, y, _ = rows_of(np.random.default_rng(2), 90)
     model = KernelRidge(**PLAIN).fit(X[:60], y[:60])
