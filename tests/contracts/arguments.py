@@ -88,6 +88,7 @@ MEANINGS = by_argument(
         "max_evaluations max_iter n_components n_features n_nodes n_sample n_targets plan.n_samples plan.n_features",
     ),
     (COUNT, "chunks k max_length n_candidates rank tile workers"),
+    (COUNT - {"1", "2", "np.int64(2)"}, "weighted_sums.n_candidates"),
     (COUNT | ZERO, "random_state start stop"),
     (COUNT - {"1"}, "Graph.n_nodes RandomFourier.n_components"),
     (NONE | COUNT - {"1"}, "cv n_classes"),
