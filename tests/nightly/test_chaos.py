@@ -37,6 +37,7 @@ CAMPAIGNS = {
 GUARD = {name: () if "more" in name else pytest.mark.guard for name in CAMPAIGNS}
 
 
+@pytest.mark.timeout(900)  # a lock that another one's file has replaced is waited for, for a minute
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks) for name, marks in GUARD.items()])
 def test_nothing_is_lost_or_wrong_after_kills_damage_and_hostile_files(tmp_path, name):
     (least, *arguments), file = CAMPAIGNS[name], tmp_path / "lines.jsonl"
