@@ -101,13 +101,14 @@ THREAD_EFFICIENCY = 0.6
 2,048)."""
 BYTES_PER_THREAD = 32 * 2**20
 """Memory of BLAS for each of its threads in the calling process (a worker's one thread is in its baseline)."""
-FEW_COLUMNS = 4
+FEW_COLUMNS = 3
 """Columns up to which those of a product with a large matrix are multiplied one by one."""
 MANY_ENTRIES = 2**17
 """Entries from which on a matrix is large: it is not in the cache of a core."""
 CACHED_ENTRIES = 2**17
-"""Entries that stay in that cache while all columns are multiplied (measured: 12 GB of the matrix per second with two
-columns and 9 with four, against 6 by GEMM; half as many or twice as many make no difference)."""
+"""Entries that stay in that cache while all columns are multiplied (measured: 10 GB of the matrix per second with two
+columns and 8 with three, against 4 to 8 by GEMM, whose time is no longer with four; half as many or twice as many
+entries make no difference)."""
 SMALL_FLOPS = 1e8
 """Work for which threads do not pay: 2 ms on one core, less than waking a thread may take on a busy machine."""
 
