@@ -233,8 +233,9 @@ class Posteriors:
 
     def _swept(self, alpha: float, new: Rows) -> Array | None:
         posterior = self._factored.get(alpha)
-        is_few = new.is_in_memory and isinstance(posterior, DualPosterior)
-        return posterior.swept(new.read(0, new.shape[0])) if is_few else None  # type: ignore[union-attr]
+        if not new.is_in_memory or not isinstance(posterior, DualPosterior):
+            return None
+        return posterior.swept(new.read(0, new.shape[0]))
 
     def _factor_in_memory(self, alpha: float) -> MemoryMatrix | None:
         saved, known = self._saved.get(alpha), self._factored.get(alpha)

@@ -172,10 +172,10 @@ class Cut(NamedTuple):
 
 def products_at_once(site: GramCosts, grid: TileGrid, m: int) -> int:
     """Tasks of a product with m vectors that run at once; see `Context.side_by_side`."""
-    slots = site.place.slots
-    return (
-        slots if site.place.execution == "dask" else max(slots, threads_at_once(grid, m, site.resources.local_threads))
-    )
+    place = site.place
+    if place.execution == "dask":
+        return place.slots
+    return max(place.slots, threads_at_once(grid, m, site.resources.local_threads))
 
 
 def cuts(p: Problem, r: Resources, form: Form, peak_bytes: Callable[[GramCosts, TileGrid], int]) -> Iterator[Cut]:
