@@ -382,6 +382,14 @@ def checked_form(form: Any) -> Any:
     return None if checked == "auto" else checked
 
 
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def checked_device(device: Any, name: str = "device") -> Any:
+    """Where products with K are computed."""
+    return choice(device, name, DEVICES)
+
+
 def checked_loss(loss: Any) -> Any:
     """Loss."""
     return choice(loss, "loss", ("squared", "logistic"), ": for KernelRidge or KernelLogisticRegression")

@@ -7,7 +7,7 @@ from typing import Any
 import dask
 import yaml
 
-from dkrr.checks import flag, location, not_negative, positive, positive_or_none, shown, whole
+from dkrr.checks import checked_device, flag, location, not_negative, positive, positive_or_none, shown, whole
 from dkrr.errors import InputError, StoreError
 
 __all__ = ["check_settings", "setting"]
@@ -53,6 +53,7 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "local.workers": _workers_or_none,
     "profile-directory": _path_or_none,
     "quick-measurement": flag,
+    "device": checked_device,
     "rates": _rates,
 }
 

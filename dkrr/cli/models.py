@@ -21,11 +21,14 @@ logger = logging.getLogger("dkrr")
 ROW_OPTIONS = "columns exclude numeric drop_missing standardize one_hot unknown impute transformer"
 MODEL_OPTIONS = (
     "kernel gamma degree coef0 kernel_param alpha logistic one_vs_rest fit_intercept form solver tol solver_max_iter "
-    "memory_limit tile store scheduler"
+    "device memory_limit tile store scheduler"
 )
-ESTIMATOR_OPTIONS = ("kernel", "gamma", "degree", "coef0", "form", "solver", "tol", "memory_limit", "tile", "store")
+ESTIMATOR_OPTIONS = (
+    *("kernel", "gamma", "degree", "coef0", "form", "solver", "tol"),
+    *("device", "memory_limit", "tile", "store"),
+)
 """Options that are arguments of an estimator as they are."""
-SEARCH_OPTIONS = ("scoring", "fit_intercept", "solver", "tol", "memory_limit")
+SEARCH_OPTIONS = ("scoring", "fit_intercept", "solver", "tol", "device", "memory_limit")
 """Options of a search."""
 LOGISTIC = ("class_weight", "max_iter", "one_vs_rest")
 RIDGE_OPTIONS = ("store", "alpha_per_target")
@@ -35,7 +38,7 @@ NEW_ROWS_OPTIONS = {"x", "columns", "model", "proba", "std", "interval", "memory
 KERNEL = ("kernel", "gamma", "degree")
 """Options of which a search takes several values."""
 INPUTS = ("x", "y", "sample_weight", "transformer")
-NO_MATTER = ("model", "out", "overwrite", "store", "memory_limit", "tile", "json", "quiet")
+NO_MATTER = ("model", "out", "overwrite", "store", "device", "memory_limit", "tile", "json", "quiet")
 """Options that change where and how a result is computed and what is printed, not the result; but for inputs."""
 SIZES = ("n_targets", "n_classes", "workers", "worker_memory", "cores")
 
@@ -82,7 +85,7 @@ def fit(**given: Any) -> None:
     ROW_OPTIONS,
     "model overwrite uncertainty intervals accept_unconverged rows alphas cv shuffle scoring kernel gamma degree",
     "kernel_param alpha_per_target train_sizes fit_intercept logistic one_vs_rest class_weight max_iter solver tol",
-    "memory_limit store scheduler out json quiet",
+    "device memory_limit store scheduler out json quiet",
     required="x y",
 )
 def select(**given: Any) -> None:

@@ -149,6 +149,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     ),
     "plan.cv": _value(None, "Number of folds of the search, or loo.  [default: 5 with --alphas]"),
     # The machine
+    "device": _value(
+        ["auto", "cpu", "cuda"], "Compute products with K on the CPU, or on a GPU ('dkrr[cuda]').", default="auto"
+    ),
     "memory_limit": _value(None, "Memory of this fit on one machine, for example 4GiB."),
     "predict.memory_limit": _value(None, "Memory of a process that predicts, for example 4GiB."),
     "suggest.memory_limit": _value(None, "Memory of the process that chooses, for example 4GiB."),
@@ -191,7 +194,7 @@ GROUPS = {
     "impute transformer rows k n_candidates random_state keep n d n_targets n_classes extent",
     "Model": "kernel gamma degree coef0 kernel_param alpha alphas alpha_per_target fit_intercept logistic one_vs_rest "
     "class_weight cv shuffle scoring train_sizes",
-    "Solver and resources": "form solver tol solver_max_iter max_iter memory_limit tile store scheduler workers "
+    "Solver and resources": "form solver tol solver_max_iter max_iter device memory_limit tile store scheduler workers "
     "worker_memory cores folder",
     "Output": "model out overwrite uncertainty intervals accept_unconverged proba std interval show json quiet",
 }

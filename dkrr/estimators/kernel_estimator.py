@@ -96,6 +96,7 @@ class KernelParameters:
     form: Literal["auto", "primal", "dual"] = "auto"
     solver: Literal["auto", "cholesky", "cg"] | Cholesky | ConjugateGradient = "auto"
     tol: float = 1e-8
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     memory_limit: int | str | None = None
     tile: int | None = None
     progress: bool | None = None
@@ -124,6 +125,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         "tile",
         "solver",
         "tol",
+        "device",
         "memory_limit",
         "store",
     )

@@ -505,6 +505,11 @@ class KernelLogisticRegression(KernelClassifier):
         Largest norm of the gradient of the objective, relative to that at scores of 0. Newton's
         decrement, as a fraction of the objective, must be at most `tol` too, and the change of a
         probability in a further step at most √`tol`.
+    device : {"auto", "cpu", "cuda"}, default="auto"
+        Where products with K are computed: by this machine's cores or Dask's workers ("cpu"), or by
+        conjugate gradient on an NVIDIA GPU ("cuda", experimental: not yet run on one), which needs
+        CuPy, ``pip install 'dkrr[cuda]'``. "auto" compares them where CuPy is installed and the
+        work takes more than a few seconds. Predictions are computed there too.
     memory_limit : int or str, optional
         Bytes, or text such as "4GiB", for this fit over all workers of one machine (the calling
         process is not counted), or for the calling process if the work is done there. None: what

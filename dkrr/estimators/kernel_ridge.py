@@ -676,6 +676,11 @@ class KernelRidge(RidgeRegressor):
         Largest relative residual of the dual system that conjugate gradient leaves, for every
         target: ‖√W (y − (K + λW⁻¹) α)‖ / ‖√W y‖. Cholesky reaches the level of rounding whatever
         the value.
+    device : {"auto", "cpu", "cuda"}, default="auto"
+        Where products with K are computed: by this machine's cores or Dask's workers ("cpu"), or by
+        conjugate gradient on an NVIDIA GPU ("cuda", experimental: not yet run on one), which needs
+        CuPy, ``pip install 'dkrr[cuda]'``. "auto" compares them where CuPy is installed and the
+        work takes more than a few seconds. Predictions are computed there too.
     memory_limit : int or str, optional
         Bytes, or text such as "4GiB", for this fit over all workers of one machine (the calling
         process is not counted), or for the calling process if the work is done there. None: what

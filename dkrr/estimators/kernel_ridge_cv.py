@@ -134,6 +134,11 @@ class KernelRidgeCV(RidgeRegressor):
     tol : float, default=1e-8
         Largest relative residual that conjugate gradient leaves in the fit to all rows; `cv_tol` is
         that of the folds.
+    device : {"auto", "cpu", "cuda"}, default="auto"
+        Where products with K are computed: by this machine's cores or Dask's workers ("cpu"), or by
+        conjugate gradient on an NVIDIA GPU ("cuda", experimental: not yet run on one), which needs
+        CuPy, ``pip install 'dkrr[cuda]'``. "auto" compares them where CuPy is installed and the
+        work takes more than a few seconds. Predictions are computed there too.
     memory_limit : int or str, optional
         Bytes, or text such as "4GiB", for the search over all workers of one machine (the calling
         process is not counted), or for the calling process if the work is done there. None: what

@@ -615,6 +615,8 @@ def _opened(plan: Plan, storage: Storage, stack: ExitStack, progress: Progress, 
         if resources.cluster_is_running:
             title, *_ = str(plan).splitlines()
             progress = progress.shown_also(dask_client().StageEvents(client, title.removeprefix("dkrr plan: ")))
+    elif (own := chosen.method.executor(chosen)) is not None:
+        executor = stack.enter_context(own)
     elif in_threads or n_threads > 1:
         executor = stack.enter_context(ThreadExecutor(n_threads))
     return Context(

@@ -15,6 +15,7 @@ from dkrr.data.rows import Block
 from dkrr.kernels import Kernel
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.cross_gram_products import BLOCK_ROWS, ComputedCrossGram, CrossGram, GivenCrossGram
+from dkrr.planning.problem import DeviceName
 
 Array = NDArray[np.float64]
 
@@ -46,6 +47,8 @@ class FittedFunction:
     """Difference of the intercept of the kernel about 0 from b, of shape (t,), if `kernel` has an origin."""
     keep_alive: Any = None
     """Owner of the temporary folder of `rows`, if any."""
+    device: DeviceName = "auto"
+    """Where products with K(x, X) are computed in this process: a copy elsewhere does not need the same GPU."""
 
     @property
     def plain_intercept(self) -> Array:
@@ -58,7 +61,8 @@ class FittedFunction:
         return GivenCrossGram() if self.rows is None else ComputedCrossGram(self.kernel, self.rows)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}  # without K(x, X)
+        state = {field.name: getattr(self, field.name) for field in fields(self)}  # without K(x, X)
+        return state | {"device": "auto"}
 
     @property
     def n_targets(self) -> int:
@@ -81,7 +85,9 @@ class FittedFunction:
             return False
         return self.kernel == other.kernel and self.feature_map == other.feature_map
 
-    def predict_block(self, x: Block, first: int, others: Sequence["FittedFunction"] = ()) -> list[Array]:
+    def predict_block(
+        self, x: Block, first: int, others: Sequence["FittedFunction"] = (), cross: CrossGram | None = None
+    ) -> list[Array]:
         """Predictions of a block of at most `block_rows` rows by this function, and by others that share its values.
 
         Parameters
@@ -90,6 +96,8 @@ class FittedFunction:
         first : int
             Number of the first row, for messages.
         others : sequence of FittedFunction
+        cross : CrossGram, optional
+            K(x, X) on a GPU; None: here.
 
         Returns
         -------
@@ -103,7 +111,7 @@ class FittedFunction:
             coefs.append(coef)
             outs.append(np.tile(one.intercept, (x.shape[0], 1)))
         if phi is None:
-            self.cross.add_times(x, coefs, outs, first)
+            (cross or self.cross).add_times(x, coefs, outs, first)
         elif phi.is_transform or (sp.issparse(x) and phi.keeps_sparse):
             for out, coef in zip(outs, coefs, strict=True):
                 out += phi.multiply(x, coef)

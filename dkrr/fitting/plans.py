@@ -86,6 +86,7 @@ class FitSettings(TypedDict, total=False):
     form: Literal["auto", "primal", "dual"]
     solver: Literal["auto", "cholesky", "cg"] | Cholesky | ConjugateGradient
     tol: float
+    device: Literal["auto", "cpu", "cuda"]
     memory_limit: int | str | None
     tile: int | None
     store: str | Path | None
@@ -154,6 +155,7 @@ def plan(
     form: Literal["auto", "primal", "dual"] = "auto",
     solver: Literal["auto", "cholesky", "cg"] | Cholesky | ConjugateGradient = "auto",
     tol: float = 1e-8,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
     memory_limit: int | str | None = None,
     tile: int | None = None,
     store: str | Path | None = None,
@@ -224,6 +226,8 @@ def plan(
     tol : float, default=1e-8
         Accuracy required of conjugate gradient (true relative residual), or of Newton's method
         (relative gradient).
+    device : {"auto", "cpu", "cuda"}, default="auto"
+        Where products with K are computed, as for the estimators.
     memory_limit : int or str, optional
         Bytes, or text such as "4GiB", for the fit over all workers of one machine, or for the
         calling process if the work is done there. None: what the workers report, or 0.8 of the
@@ -358,6 +362,7 @@ def plan(
         form=form,
         solver=solver,
         tol=tol,
+        device=device,
         tile=tile,
         memory_limit=memory_limit,
         store=store,

@@ -5,7 +5,7 @@ from math import ceil
 
 from dkrr.cost import Work
 from dkrr.errors import MemoryLimitError, PlanError
-from dkrr.fitting.request_plans import make_plan
+from dkrr.fitting.request_plans import for_device, make_plan
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.planning.explain import SMALL_SECONDS, why_cg
 from dkrr.planning.iterations_first import NOT_SURELY_FASTER, SURE_SPEEDUP
@@ -40,6 +40,7 @@ def plan_uncertainty(problem: Problem, resources: Resources, n_rows: int) -> Unc
     MemoryLimitError, DiskSpaceError
         If neither stays within the limits.
     """
+    problem = for_device(problem)
     factored: UncertaintyPlan | PlanError
     try:
         factored = _by_factor(problem, resources, n_rows)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
-from dkrr.cluster.process import usable_threads
+from dkrr.cluster.process import confinement, usable_threads
 from dkrr.data import DaskRows, MemoryRows, Rows, refuse_changed
 from dkrr.data.dask_rows import PartitionRows, row_major
 from dkrr.data.rows import check_finite
@@ -23,7 +23,13 @@ from dkrr.data.transformers import TransformedRows, transformed_block
 from dkrr.data.watched import FEW
 from dkrr.errors import InputError, NotFiniteError
 from dkrr.fitting.fitted_function import FittedFunction
-from dkrr.linalg.cross_gram_products import in_threads
+from dkrr.kernels import Kernel
+from dkrr.kernels.device import refusal
+from dkrr.linalg.cross_gram_products import CrossGram, in_threads
+from dkrr.linalg.device_products import DeviceCrossGram, DeviceExecutor
+from dkrr.machine.calibration import LONG_SECONDS
+from dkrr.machine.gpu import OpenedGpu, found_gpu, has_cupy, known_gpu, open_gpu
+from dkrr.planning.problem import DeviceName
 from dkrr.text import plural
 
 Advance = Callable[[float], None]
@@ -34,6 +40,10 @@ MIN_PARALLEL_ENTRIES = 4e6
 ALONE_ENTRIES, ALONE_FLOPS = 2**13, 2.0**19
 """Entries of K, and operations, up to which BLAS uses one thread without a limit (OpenBLAS: for fewer than 9,216
 entries of a matrix times a vector, and 2**18 multiplications in a product of matrices)."""
+GPU_ROWS = 8192
+"""Training rows of a block on a GPU."""
+GPU_PASSES = 4
+"""Times that an entry is written or read there."""
 LAZY_BLOCK_BYTES = 16 * 2**20
 """Bound for the rows and for the predictions of a block of a lazy prediction."""
 
@@ -125,7 +135,7 @@ def predict_together(
     def block(start: int) -> None:
         x = rows.read(start, min(start + height, n))
         check_finite(x, "X", first + start)
-        for out, found in zip(outs, model.predict_block(x, first + start, others), strict=True):
+        for out, found in zip(outs, model.predict_block(x, first + start, others, cross), strict=True):
             out[start : start + height] = found
             check(found, first + start)
 
@@ -136,11 +146,48 @@ def predict_together(
         is_transform = model.feature_map is not None and model.feature_map.is_transform
         is_parallel = is_transform or (model.coef is None and size >= MIN_PARALLEL_ENTRIES)
         threads = _some_threads(len(starts) if is_parallel else 1, flops)
-    with threads as n_threads:
-        for start in in_threads(block, starts, n_threads):
+    with _on_gpu(model, n) as cross, threads as n_threads:
+        for start in in_threads(block, starts, 1 if cross is not None else n_threads):
             if advance is not None:
                 advance(min(height, n - start) / n)
     return outs
+
+
+@contextmanager
+def _on_gpu(model: FittedFunction, n: int) -> Iterator[CrossGram | None]:
+    """K(x, X) on the GPU of this process, for predictions of n rows; None: here."""
+    rows = model.rows
+    opened = None if rows is None or model.coef is not None else gpu_for(model.kernel, rows, n, model.device)
+    if opened is None or rows is None:
+        yield None
+        return
+    with opened.lock:  # two predictions at a time would need twice its memory
+        room = opened.now.free_bytes // 2
+        with DeviceExecutor(opened.device, GPU_ROWS, room) as executor:
+            yield DeviceCrossGram(executor, model.kernel, rows)
+
+
+def gpu_for(kernel: Kernel, rows: Rows, n: int, device: DeviceName) -> OpenedGpu | None:
+    """GPU for the products of K(x, X) of n rows x and training rows X; None where they are computed here.
+
+    Raises
+    ------
+    InputError
+        If a GPU was requested, and there is none.
+    """
+    (n_training, d), kernel = rows.shape, kernel.resolved(rows.shape[1])
+    if device == "cpu" or rows.is_sparse or refusal(kernel):
+        return None
+    if device == "cuda":
+        return open_gpu()
+    entries = float(n) * n_training
+    here, gpu = entries * kernel.nominal_seconds(d) / usable_threads(), known_gpu()
+    if gpu is None and here >= LONG_SECONDS and has_cupy() and confinement() is None:
+        found = found_gpu()
+        gpu = None if isinstance(found, str) else found
+    if gpu is None or here <= entries * (2.0 * d / gpu.float64_flops + GPU_PASSES * 8 / gpu.memory_bytes):
+        return None
+    return open_gpu()
 
 
 @contextmanager

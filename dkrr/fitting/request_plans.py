@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from functools import cached_property
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 from dkrr.data import Rows
 from dkrr.errors import DkrrError, InputError, MemoryLimitError, PlanError, WrongStoreError
@@ -11,6 +11,7 @@ from dkrr.fitting import methods
 from dkrr.fitting.costs.centre_costs import drawing_of
 from dkrr.fitting.grids import GridInBox, box_of, error_for, grid_in_box, may_have_grid
 from dkrr.fitting.requests import FitRequest
+from dkrr.kernels.device import refusal
 from dkrr.kernels.fourier_grid import grid_columns
 from dkrr.kernels.kernel_features import is_drawn, refuse_more_components_than_rows
 from dkrr.kernels.map_base import FeatureMap
@@ -18,8 +19,9 @@ from dkrr.kernels.nonuniform import is_available
 from dkrr.linalg.preconditioners import MAX_SAMPLE_BYTES, MIN_SAMPLED_ROWS, SAMPLE, estimated_spectrum
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.machine import measures
-from dkrr.machine.calibration import newly_measured
+from dkrr.machine.calibration import LONG_SECONDS, newly_measured
 from dkrr.machine.detection import detect
+from dkrr.machine.gpu import found_gpu, has_cupy
 from dkrr.machine.measures import with_measured_kernel
 from dkrr.planning import Plan
 from dkrr.planning.facts import TYPICAL, Spectrum
@@ -70,15 +72,43 @@ class Timed(Protocol):
     def seconds(self) -> float:
         """Projected wall time."""
 
+    def noted(self, reason: Reason) -> Self:
+        """Plan with one more reason."""
+
 
 P = TypeVar("P", bound=Timed)
+
+
+DUAL_ON_GPU = Reason("gpu-requested", "dual, since device='cuda' was requested: a GPU multiplies by K")
+CG_ON_GPU = Reason("gpu-requested", "conjugate gradient, since that is all that a GPU does")
+
+
+def for_device(problem: Problem) -> Problem:
+    """Problem with the form and the solver that a requested GPU has.
+
+    Raises
+    ------
+    InputError
+        If another form or solver was requested, too.
+    """
+    if problem.device != "cuda":
+        return problem
+    solver = problem.solver
+    by_factor = isinstance(solver, ConjugateGradient) and isinstance(solver.preconditioner, Float32Cholesky)
+    if problem.form == "primal" or isinstance(solver, Cholesky) or by_factor:
+        given = "form is 'primal'" if problem.form == "primal" else f"solver is {solver!r}"
+        raise InputError(
+            f"device is 'cuda' and {given}; expected form 'dual' or 'auto' and solver 'cg' or 'auto': conjugate "
+            f"gradient in dual form runs on a GPU"
+        )
+    return problem.with_form("dual", DUAL_ON_GPU).with_solver(ConjugateGradient(), CG_ON_GPU)
 
 
 class Choice(ABC, Generic[P]):
     """What is cheapest for a problem, as far as its facts tell; parts of the answer are computed once asked for."""
 
     def __init__(self, problem: Problem, resources: Resources) -> None:
-        self.problem, self.resources = problem, resources
+        self.problem, self.resources = for_device(problem), resources
 
     @abstractmethod
     def again(self, problem: Problem, resources: Resources) -> "Choice[P]":
@@ -144,7 +174,20 @@ def settled(choice: Choice[P], rows: Rows | None) -> P:
         choice = choice.again(with_measured_kernel(p, rows), choice.resources)  # which all prices depend on
     while (known := choice.next_fact(rows)) is not None:
         choice = known
-    return choice.best()
+    plan = choice.best()
+    if not may_gain_by_gpu(choice.problem, choice.resources, plan.seconds):
+        return plan
+    found = found_gpu()
+    if isinstance(found, str):
+        return plan.noted(Reason("no-gpu", f"on the CPU, since {found}"))
+    return settled(choice.again(choice.problem, replace(choice.resources, gpu=found)), rows)
+
+
+def may_gain_by_gpu(p: Problem, r: Resources, seconds: float) -> bool:
+    """Whether a GPU is to be looked for, by what the work takes without it: to open one takes a second."""
+    if p.device != "auto" or r.gpu is not None or r.confined or seconds < LONG_SECONDS or not has_cupy():
+        return False
+    return not (r.cluster_is_running or p.is_sparse or refusal(p.kernel))
 
 
 class FitChoice(Choice[Plan]):

@@ -13,6 +13,7 @@ from dkrr.blas import SAFE_SIZES
 from dkrr.checks import (
     BOOL_TYPES,
     checked_count,
+    checked_device,
     checked_form,
     checked_max_iter,
     checked_memory_limit,
@@ -23,6 +24,7 @@ from dkrr.checks import (
     location,
     shown,
 )
+from dkrr.config import setting
 from dkrr.data import MemoryRows, Rows, as_rows, load_array, load_labels
 from dkrr.data.arrays import is_mapped
 from dkrr.data.rows import check_finite, scan
@@ -37,8 +39,9 @@ from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
 from dkrr.linalg.newton import Point
 from dkrr.linalg.result import Status
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
+from dkrr.machine.gpu import open_gpu
 from dkrr.planning import Plan
-from dkrr.planning.problem import NOTHING_SET, Because, Form, Layout, Problem
+from dkrr.planning.problem import NOTHING_SET, Because, DeviceName, Form, Layout, Problem
 from dkrr.store import RunStore, TileGrid
 from dkrr.store.places import refuse_missing_folder
 from dkrr.text import plural
@@ -74,6 +77,8 @@ class Settings:
     """Store given by the user; None: a temporary one."""
     max_iter: int = 100
     """Newton steps of kernel logistic regression."""
+    device: DeviceName = "auto"
+    """Where products with K are computed."""
     uncertainty: bool | Literal["intervals"] = False
     """State that a regression keeps for standard deviations: none, its factors, or also the models without a fold."""
 
@@ -93,6 +98,7 @@ class Settings:
             "tile": self.tile,
             "solver": self.solver,
             "tol": self.tol,
+            "device": self.device,
             "keeps_store": self.store is not None,
             "layout": None if self.store is None else stored_layout(self.store),
             "uncertainty": self.uncertainty is not False,
@@ -363,6 +369,22 @@ def checked_solver(solver: Any) -> Cholesky | ConjugateGradient | None:
     return SOLVERS[solver]
 
 
+def usable_device(device: Any) -> DeviceName:
+    """Where products with K are computed: as given, or as Dask's configuration has it; a GPU that is named is opened.
+
+    Raises
+    ------
+    InputError
+        If there is none that can be used.
+    """
+    found: DeviceName = checked_device(device)
+    if found == "auto":
+        found = setting("device")
+    if found == "cuda":
+        open_gpu()
+    return found
+
+
 def checked_store(store: Any) -> str | None:
     """Path or URL of a run's store; None: a temporary one."""
     if store is None:
@@ -376,6 +398,7 @@ CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "kernel": kernel_of_a_fit,
     "solver": checked_solver,
     "store": checked_store,
+    "device": usable_device,
     "memory_limit": checked_memory_limit,
     "fit_intercept": partial(flag, name="fit_intercept"),
     "form": checked_form,

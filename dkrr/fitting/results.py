@@ -368,6 +368,7 @@ def fitted_function(data: FitData, plan: Plan, solution: Solution, owner: Any) -
         intercept=solution.intercept,
         intercept_shift=shift,
         keep_alive=keep,
+        device=plan.problem.device,
     )
 
 

@@ -17,6 +17,7 @@ from dkrr.cluster.worker_settings import WorkerReport
 from dkrr.config import checked_settings, setting
 from dkrr.errors import InputError
 from dkrr.limits import ROOT, available_bytes, process_limit_bytes, resident_bytes, usable_cores
+from dkrr.machine.gpu import known_gpu
 from dkrr.machine.profile import (
     PRELOAD,
     cluster_fingerprint,
@@ -115,6 +116,7 @@ def detect(
         "limit_is_given": limit_bytes is not None,
         "memory_bytes": available + process,
         "process_limit_bytes": each,
+        "gpu": known_gpu(),
     }
     if client is not None:
         reports = reports_of(client)

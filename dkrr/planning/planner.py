@@ -184,6 +184,8 @@ def _candidates(methods: Sequence[Method], problem: Problem, resources: Resource
     for method in methods:
         if method.form != form or problem.loss not in method.losses or method.is_of_grids != is_of_grids:
             continue
+        if problem.device not in ("auto", method.device):
+            continue
         # Iterations are not priced where a factorisation takes hardly longer than that.
         if (soon_done and method.solver == "cg") or (wanted and not method.answers(wanted, problem.loss)):
             continue
@@ -321,6 +323,8 @@ def _refusal(c: Strategy, resources: Resources) -> Reason:
 
 def _refuse(methods: Sequence[Method], candidates: list[Strategy], problem: Problem, resources: Resources) -> NoReturn:
     """Report what is too small: the tiles, the disk if the memory is enough, or the memory."""
+    if not candidates and problem.device == "cuda":
+        raise PlanError("device is 'cuda', where only conjugate gradient in dual form runs; expected device='auto'")
     possible = [c for c in candidates if c.refused not in (NOT_SMALL, NOT_SMALL_FOR_CLUSTER, NO_FACTOR_LEFT)]
     if not possible or (all(c.execution == "memory" for c in possible) and problem.tile is None):
         dimension = "infinite" if problem.dimension is None else format_count(problem.dimension)

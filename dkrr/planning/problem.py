@@ -15,6 +15,8 @@ from dkrr.text import Reason
 
 Form = Literal["primal", "dual"]
 Loss = Literal["squared", "logistic"]
+DeviceName = Literal["auto", "cpu", "cuda"]
+"""Where products with K are computed; "auto": the planner chooses."""
 
 STORED_COLUMNS = 12
 """Nominal time of a stored entry of CSR rows over that of a column of dense rows (measured: 5 to 15)."""
@@ -123,6 +125,7 @@ class Problem:
     """Rows whose factor is kept, the first ones of this fit; 0: none. See `n_kept_rows`."""
     solver: Cholesky | ConjugateGradient | None = None
     """None: the planner chooses."""
+    device: DeviceName = "auto"
     tol: float = 1e-8
     """True relative residual required of an iterative solver."""
     facts: Facts = NOTHING_MEASURED

@@ -156,6 +156,25 @@ class Profile:
         return {"format": PROFILE_FORMAT} | asdict(self)
 
 
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that the calling process may use: its memory and three measured rates."""
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+    """Memory that is free for this process: other programs may hold some."""
+    float32_flops: float
+    """Floating-point operations per second of a product of matrices in float32."""
+    float64_flops: float
+    memory_bytes: float
+    """Bytes per second that an elementwise function reads and writes."""
+
+    def flops(self, precision: str) -> float:
+        """Rate of products in a precision."""
+        return self.float32_flops if precision == "float32" else self.float64_flops
+
+
 def cold_fraction(n_bytes: float, cache_bytes: float) -> float:
     """Fraction of files that the disk itself must deliver where the system's cache holds a given number of bytes.
 
@@ -257,6 +276,8 @@ class Resources:
     """Path or URL of X; None: it is in memory, or the calling process reads it."""
     storage_reasons: tuple[str, ...] = ()
     """Where the rates of stores elsewhere come from."""
+    gpu: Gpu | None = None
+    """GPU of the calling process, where it is known."""
     assumed: str = ""
     """Assumptions about a cluster that does not exist; empty if the resources were detected."""
 

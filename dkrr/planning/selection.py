@@ -1,6 +1,6 @@
 """Plan of the scores of one kernel: sizes of folds, method, cost and reasons."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from dkrr.planning.explain import Reasoned
@@ -115,6 +115,21 @@ class ScoringPlan(Reasoned):
         }[self.method]
         parts = f", and a fit for each of {plural(len(self.curve), 'part')}" if self.curve else ""
         return f"{how}{parts}" if self.method == "primal" else f"{how}{parts}; {self.plan.chosen.summary()}"
+
+    def noted(self, reason: Reason) -> "ScoringPlan":
+        """Plan with one more reason.
+
+        Parameters
+        ----------
+        reason : Reason
+            Reason to append.
+
+        Returns
+        -------
+        ScoringPlan
+            Plan with all reasons.
+        """
+        return replace(self, reasons=(*self.reasons, reason))
 
     def memory(self) -> str:
         """Most memory of a process, in words."""

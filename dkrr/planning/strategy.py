@@ -53,6 +53,8 @@ class Method(ABC):
     """Complete factors solve the systems, in a time that hardly depends on the spectrum."""
     factors_matrix: ClassVar[bool] = False
     """The whole matrix is formed and factored."""
+    device: ClassVar[Literal["cpu", "cuda"]] = "cpu"
+    """Where its products are computed."""
     calls_blas: ClassVar[bool] = True
     """Its tasks call BLAS; otherwise they have separate threads."""
     folds_by: ClassVar[Literal["", "sums", "grid", "factors", "sweep"]] = ""
@@ -73,6 +75,10 @@ class Method(ABC):
     def uses_threads(self, place: Workplace) -> bool:  # noqa: ARG002
         """In the calling process tasks run in threads with one BLAS thread each, not one after the other."""
         return False
+
+    def executor(self, c: "Strategy") -> Any:  # noqa: ARG002
+        """Context manager of what does its tasks in the calling process; None: as `uses_threads` says."""
+        return None
 
     # Words
 

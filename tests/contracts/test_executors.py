@@ -11,16 +11,19 @@ from numpy.testing import assert_allclose, assert_array_equal
 from dkrr.cluster import Meter, Progress, SerialExecutor, Task, ThreadExecutor
 from dkrr.cluster.dask_executor import DaskExecutor
 from dkrr.errors import NotPositiveDefiniteError
+from dkrr.linalg.device_products import DeviceExecutor
+from tests.gpus import MadeUpDevice
 
 VECTORS = np.random.default_rng(0).standard_normal((11, 2))
 
 
-@pytest.fixture(params=["serial", "threads", "dask"])
+@pytest.fixture(params=["serial", "threads", "gpu", "dask"])
 def executor(request: pytest.FixtureRequest) -> Iterator[Any]:
     if request.param == "dask":
         yield DaskExecutor(request.getfixturevalue("workers"))
         return
-    with ThreadExecutor(3) if request.param == "threads" else nullcontext(SerialExecutor()) as made:
+    makers = {"threads": lambda: ThreadExecutor(3), "gpu": lambda: DeviceExecutor(MadeUpDevice(), 8, 1e6)}
+    with makers.get(request.param, lambda: nullcontext(SerialExecutor()))() as made:
         yield made
 
 

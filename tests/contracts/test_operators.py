@@ -4,6 +4,7 @@ import itertools
 import uuid
 from functools import partial
 
+import array_api_strict
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -11,10 +12,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.cluster import Progress, SerialExecutor, ThreadExecutor
 from dkrr.data import MemoryRows, as_rows, write_rows
-from dkrr.kernels import RBF, Laplacian, Linear, Polynomial
+from dkrr.kernels import RBF, Laplacian, Linear, Matern, Polynomial
 from dkrr.kernels.maps import IdentityMap, PolynomialMap
-from dkrr.linalg import sources, square
+from dkrr.linalg import device_products, sources, square
 from dkrr.linalg.curvature import Curvature, CurvatureOperator
+from dkrr.linalg.device_products import DeviceExecutor
 from dkrr.linalg.gram_products import LastProduct, TiledOperator
 from dkrr.linalg.in_memory_cholesky import InMemoryMatrix
 from dkrr.linalg.likelihood import Bernoulli, Softmax
@@ -26,6 +28,7 @@ from dkrr.linalg.square import SquareMatrix
 from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets
 from dkrr.store import TileGrid
 from tests import systems
+from tests.gpus import MadeUpDevice
 from tests.oracles import naive_gram, naive_normal
 from tests.stores import place
 from tests.systems import RAGGED, MatrixOperator, positive_definite, random
@@ -78,6 +81,14 @@ def in_square(rows, folder, executor):  # after a factorisation in the same arra
     return matrix, same(np.outer(C, C) * naive_gram(Linear(), X))
 
 
+def on_device(xp, most, kernel, scale, folder, executor):
+    """In ranges of 12 rows on a made-up GPU, which has room for blocks of `most` entries and for a few ranges."""
+    executor = DeviceExecutor(MadeUpDevice(xp, most), height=12, row_bytes=1200.0)
+    made = tiled(GramTiles(kernel, MemoryRows(X)), TileGrid(N, 12, 12), executor, scale=scale)
+    c = np.ones(N) if scale is None else scale
+    return made, same(np.outer(c, c) * naive_gram(kernel, X))
+
+
 def training_sets(folder, executor):
     masks = np.stack([np.arange(N) % 3 != 0, np.arange(N) > 9, np.arange(N) < 4], axis=1)
     sets = TrainingSets(C[:, None] * masks, np.array([2, 0, 1]))
@@ -127,6 +138,9 @@ MAKERS = {
     "gram, all kept": partial(gram, Laplacian(gamma=0.1), 99, "float64"),
     "gram of stored sparse rows": sparse_gram,
     "sum of stored tiles": stored_sum,
+    "on a GPU, NumPy": partial(on_device, np, np.inf, RBF(gamma=0.2), C),
+    "on a GPU, strict": partial(on_device, array_api_strict, np.inf, 0.5 * Matern() + Linear(), None),
+    "on a GPU with little room": partial(on_device, np, 40, Polynomial(degree=2, gamma=0.1), C),
     "one row": lambda folder, executor: (tiled(MatrixTiles(MemoryRows(A[:1, :1])), ONE_ROW, executor), same(A[:1, :1])),
     "in memory, one tile": partial(in_memory, N, False),
     "in memory, several tiles": partial(in_memory, 7, False),
@@ -152,6 +166,8 @@ MAKERS = {
 def make(request, tmp_path, monkeypatch):
     for module in (sources, square):
         monkeypatch.setattr(module, "KERNEL_BLOCK", 6)
+    for name in ("MIN_SIDE", "SUMMED_ROWS"):
+        monkeypatch.setattr(device_products, name, 5)
     return lambda executor: MAKERS[request.param](tmp_path, executor)
 
 

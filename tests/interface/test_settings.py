@@ -23,6 +23,7 @@ WRONG = {
     "local.workers": [0, 1.5, "two", MANY],
     "profile-directory": ["", 3],
     "quick-measurement": ["off", None],
+    "device": ["gpu", 0, None],
     "rates": [None, 3, {"gemm-gflops": 0}, {"gemm-gflops": "fast"}, {"gemm": 3.0}, {"gemm-gflops": 5e-324}],
 }
 

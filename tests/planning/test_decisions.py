@@ -18,6 +18,7 @@ from dkrr.planning.resources import Rates, WorkerShare
 from dkrr.planning.selection import FoldSizes
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.text import codes_of, plural
+from tests.gpus import made_up
 from tests.planning.problems import GIB, MIB, cluster, direct, machine, problem
 
 CG = ConjugateGradient()
@@ -45,6 +46,8 @@ def decisions():
     logistic = {"loss": "logistic", "fit_intercept": True, "tol": 1e-6}
     read = {"kernel": "linear", "x_in_memory": False, **logistic}
     coupled = {"form": "primal", "is_softmax": True, **logistic}
+    card = machine(gpu=made_up(60 * GIB))
+    slow, small = (machine(gpu=made_up(free, float64=5e11)) for free in (8 * GIB, GIB // 2))
     return {
         # RBF, by size and place
         "one row": (problem(1, 1), desk),
@@ -76,6 +79,23 @@ def decisions():
         "cg of rank 701 in float64": (problem(60_013, 13, solver=RANK_701), laptop),
         "cg without a factor": (problem(60_013, 13, solver=ConjugateGradient(None)), laptop),
         "float32 requested": (problem(20_011, 13, solver=FLOAT32), desk),
+        # A GPU
+        "a GPU": (problem(60_013, 79), card),
+        "a GPU, few rows": (problem(2003, 13), card),
+        "a GPU, a million rows, a store": (problem(1_000_003, 10, n_targets=10, keeps_store=True), card),
+        "a GPU, ten million rows of more than its memory": (problem(10**7, 1009), card),
+        "a GPU of slow float64": (problem(60_013, 79), slow),
+        "a GPU of slow float64, float64 requested": (problem(20_011, 79, solver=RANK_701), slow),
+        "a GPU with little memory": (problem(300_007, 13), small),
+        "a GPU with little memory, requested": (problem(10**7, 13, device="cuda", solver=CG), small),
+        "a GPU, CPU requested": (problem(60_013, 79, device="cpu"), card),
+        "a GPU requested": (problem(2003, 79, device="cuda", solver=CG), card),
+        "a GPU requested, none": (problem(2003, 79, device="cuda", solver=CG), desk),
+        "a GPU requested, factor": (direct(2003, 79, device="cuda"), card),
+        "a GPU and a slow kernel": (with_kernel(Laplacian(), 60_013, 211), card),
+        "a GPU and a client": (problem(100_003, 13), cluster(gpu=made_up(60 * GIB))),
+        "a GPU, uncertainty": (problem(60_013, 13, uncertainty=True), card),
+        "a GPU, logistic": (problem(50_021, 13, n_targets=3, is_softmax=True, **logistic), card),
         # Standard deviations and intervals
         "uncertainty": (problem(20_011, 13, uncertainty=True), desk),
         "uncertainty, of several λ in tiles": (problem(60_013, 13, uncertainty=True, alphas=(0.1, 1.0)), laptop),
@@ -142,7 +162,7 @@ def kind(c):
     inner = c.details
     products = getattr(inner, "products", None)
     precision = "float32" if isinstance(inner, Float32Factor) else getattr(products, "precision", "float64")
-    return f"{c.form} {c.solver} {c.execution} {precision}"
+    return f"{c.form} {c.solver} {'gpu' if c.method.device == 'cuda' else c.execution} {precision}"
 
 
 def decision(what, where):
@@ -168,6 +188,7 @@ def selections():
     return {
         "selection, 100,003 rows": (problem(100_003, 16, **alphas), FoldSizes(5), machine(64 * GIB)),
         "selection, in workers": (problem(100_003, 16, **alphas), FoldSizes(5, refit=True), machine(4 * GIB)),
+        "selection, a GPU": (problem(100_003, 16, **alphas), FoldSizes(5), machine(gpu=made_up(60 * GIB))),
         "selection, cg requested": (problem(2003, 16, solver=CG, **alphas), FoldSizes(5), machine()),
         "selection, Cholesky requested": (direct(2003, 16, **alphas), FoldSizes(5), machine()),
         "selection, one row out": (problem(8009, 16, **alphas), FoldSizes(0, is_loo=True), machine()),
@@ -190,6 +211,7 @@ def variances():
         "variances, Cholesky requested": (direct(20_011, 13), machine(), 100),
         "variances, float32 requested": (problem(20_011, 13, solver=FLOAT32), machine(), 100),
         "variances, cg requested": (problem(20_011, 13, solver=CG), machine(), 5003),
+        "variances, a GPU": (problem(60_013, 13), machine(gpu=made_up(60 * GIB)), 5003),
         "variances, λ = 0": (problem(20_011, 13, solver=CG, alphas=(0.0,)), machine(), 100),
         "variances, no disk": (problem(200_003, 13), machine(disk_free_bytes=10 * GIB), 100),
         "variances, a factor is slower": (large, disk, 10),
@@ -220,7 +242,8 @@ PRICED = [
     "batches of targets", "float32 requested", "three λ, weights of 0", "precomputed", "linear, many rows",
     "linear, cg in primal form", "linear, more columns than memory", "linear, targets in a file", "wide sparse rows",
     "logistic, many rows", "logistic, RBF", "logistic, Cholesky in tiles", "logistic, cg",
-    "few sparse rows", "logistic, rows larger than memory", "logistic, path of λ",
+    "few sparse rows", "logistic, rows larger than memory", "logistic, path of λ", "a GPU",
+    "a GPU, a million rows, a store",
 ]  # fmt: skip
 
 

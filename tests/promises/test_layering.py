@@ -31,8 +31,8 @@ GATEWAYS = {
     "limits": ("resource",),
     "preload": ("distributed",),
     # Kernels turn documents into rows of numbers with its vectorisers, in the calling process, imported where used.
-    # And finufft, behind its own gateway.
-    "kernels": ("sklearn", "finufft"),
+    # And finufft and CuPy, behind their own gateways.
+    "kernels": ("sklearn", "finufft", "cupy"),
     "data": ("pandas", "pyarrow", "polars", "narwhals", "h5py", "sklearn", "skops"),
     "estimators": ("sklearn",),
     "cli": ("click", "matplotlib", "jinja2", "markupsafe"),
@@ -143,9 +143,9 @@ def test_kernels_and_features_do_not_import_dask() -> None:
 
 
 LAZY = {
-    "IPython", "bokeh", "click", "cryptography", "dask.array", "dask.dataframe", "distributed", "fsspec", "h5py",
-    "matplotlib", "networkx", "numba", "obstore", "pandas", "polars", "pyarrow", "rich", "scipy", "skops", "sklearn",
-    "sparse", "xarray", "zarr",
+    "IPython", "bokeh", "click", "cryptography", "cupy", "dask.array", "dask.dataframe", "distributed", "fsspec",
+    "h5py", "matplotlib", "networkx", "numba", "obstore", "pandas", "polars", "pyarrow", "rich", "scipy", "skops",
+    "sklearn", "sparse", "xarray", "zarr",
 }  # fmt: skip
 FIT = """
 import numpy as np

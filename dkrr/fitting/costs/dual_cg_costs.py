@@ -273,7 +273,8 @@ class IterativeDual:
 def growth_seconds(problem: Problem, resources: Resources, chosen: Strategy) -> tuple[float, Callable[[int], float]]:
     """Time of one product of a plan, and from a rank to the time that one more pivot costs there (dual form)."""
     details: Iterative = chosen.details
-    iterative = IterativeDual(GramCosts(problem, resources, chosen.place), problem.systems, details.rank)
+    costs: type[IterativeDual] = chosen.method.costs  # type: ignore[attr-defined]
+    iterative = costs(GramCosts(problem, resources, chosen.place), problem.systems, details.rank)
     return iterative.growth_seconds(details.tile_products, details.iterations)
 
 

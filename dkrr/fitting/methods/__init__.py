@@ -1,5 +1,6 @@
 """Ways to solve, a module for each: its candidates, its words and its execution."""
 
+from dkrr.fitting.methods.device_cg import DeviceCG
 from dkrr.fitting.methods.dual_cg import DualCG
 from dkrr.fitting.methods.dual_cholesky import DualCholesky, DualFloat32
 from dkrr.fitting.methods.fourier_solve import FourierCG, FourierCholesky
@@ -17,5 +18,6 @@ METHODS: tuple[Method, ...] = (
     DualCholesky(),
     DualFloat32(),
     DualCG(),
+    DeviceCG(),
 )
 """All ways to solve, in the order in which their candidates are priced."""

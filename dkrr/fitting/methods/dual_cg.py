@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 
 from dkrr.fitting.context import Context
-from dkrr.fitting.costs.dual_cg_costs import multiplied_dual
+from dkrr.fitting.costs.dual_cg_costs import IterativeDual, multiplied_dual
 from dkrr.fitting.data import LabelledData, TrainingData
 from dkrr.fitting.dual_ridge import IteratedDual
 from dkrr.fitting.gram import GramOperator
@@ -34,6 +35,8 @@ class DualCG(IterativeMethod, DualMethod):
 
     name = "dual, conjugate gradient"
     folds_by = "sweep"
+    costs: ClassVar = IterativeDual
+    """Its costs in one place."""
 
     def recipes(self, p: Problem, r: Resources) -> Iterator[Strategy]:
         return multiplied_dual(p, r, self)

@@ -1,0 +1,512 @@
+"""Products with K on a GPU: blocks of K are formed there, multiplied and forgotten; vectors stay on the host.
+
+`DeviceExecutor` is an executor of the calling process that does some tasks on a device: products of tiles, and those of
+the rows of a partial factor. It does all others as `SerialExecutor` does, so that conjugate gradient, Newton's method,
+searches and variances need not know where their products are computed. Rows are on the device once for each type, in
+ranges, of which the oldest go where not all fit; the factor is there as a whole.
+
+Entries and products have the precision that a product asks for. Sums of products in float32 are added in float64. Where
+the device has no room for a block, smaller ones take its place.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from threading import Lock
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import solve_triangular
+
+from dkrr.cluster import Meter, SerialExecutor, Task
+from dkrr.cluster.tasks import TaskRecord
+from dkrr.data import Rows
+from dkrr.data.rows import Block
+from dkrr.errors import MemoryLimitError
+from dkrr.kernels import Kernel
+from dkrr.kernels.device import Device, DeviceArray, DeviceKernel, Prepared
+from dkrr.linalg import factor_rows
+from dkrr.linalg.column_sources import DividedColumns, GramColumns
+from dkrr.linalg.cross_gram_products import ComputedCrossGram
+from dkrr.linalg.factor_rows import FactorRows, KeptColumns, LostRowsError, NewColumns
+from dkrr.linalg.gram_products import Precision, TileGroup, multiply_group
+from dkrr.linalg.sources import GramTiles
+from dkrr.store import ChunkedArray
+from dkrr.text import format_bytes
+
+Array = NDArray[np.float64]
+
+SUMMED_ROWS = 4096
+"""Most products of an entry that are summed in float32, before they are added in float64."""
+GRAM_ROWS = 16384
+"""Rows of F whose products with each other are summed in float32."""
+MIN_SIDE = 256
+"""Rows of a block below which no smaller one is tried."""
+MEAN_ROWS = 4096
+"""Rows that are read at once for their mean."""
+
+
+@dataclass
+class DeviceRows:
+    """Rows on a device in ranges, as blocks of a kernel need them.
+
+    Parameters
+    ----------
+    rows : Rows
+        Dense rows.
+    kernel : DeviceKernel
+    height : int
+        Rows of a range.
+    most_bytes : float
+        Memory for ranges: beyond, the oldest go.
+    """
+
+    rows: Rows
+    kernel: DeviceKernel
+    height: int
+    most_bytes: float
+    _kept: OrderedDict[tuple[int, str], Prepared] = field(default_factory=OrderedDict)
+    _bytes: int = 0
+
+    @classmethod
+    def of(cls, kernel: Kernel, rows: Rows, device: Device, height: int, most_bytes: float) -> Self:
+        """Rows with the mean of all of them as origin."""
+        n, d = rows.shape
+        total = np.zeros(d)
+        for some in _slices(slice(0, n), MEAN_ROWS):
+            total += np.asarray(rows.read(some.start, some.stop)).sum(axis=0, dtype=np.float64)
+        return cls(rows, DeviceKernel(kernel.resolved(d), device, total / n), height, most_bytes)
+
+    def cuts(self, start: int, stop: int) -> Iterator[slice]:
+        """Ranges of rows, none across a multiple of the height."""
+        while start < stop:
+            end = min(stop, (start // self.height + 1) * self.height)
+            yield slice(start, end)
+            start = end
+
+    def __getitem__(self, key: tuple[slice, str]) -> Prepared:
+        """Rows within one range, in a precision."""
+        rows, dtype = key
+        k = rows.start // self.height
+        first = k * self.height
+        found = self._kept.get((k, dtype))
+        if found is None:
+            host = self.rows.read(first, min(first + self.height, self.rows.shape[0]))
+            found = self.kernel.rows(np.asarray(host), dtype)
+            self._kept[k, dtype] = found
+            self._bytes += found.n_bytes
+            while self._bytes > self.most_bytes and len(self._kept) > 2:  # both sides of a block stay
+                self._bytes -= self._kept.popitem(last=False)[1].n_bytes
+        self._kept.move_to_end((k, dtype))
+        return found[rows.start - first : rows.stop - first]
+
+    def clear(self) -> None:
+        """Give up all of them."""
+        self._kept.clear()
+        self._bytes = 0
+
+
+class FactorOnDevice:
+    """Rows of a partial factor F in float32: for every range of rows, columns as they were added.
+
+    Parameters
+    ----------
+    rows : DeviceRows
+    task : FactorRows
+        Its rows, and their columns of A / c.
+    """
+
+    def __init__(self, rows: DeviceRows, task: FactorRows) -> None:
+        columns = task.columns
+        assert isinstance(columns, DividedColumns)
+        self._rows, self._unit, self._device = rows, columns.unit, rows.kernel.device
+        self.start, self._stop, self._number = task.start, task.stop, task.number
+        self._clear()
+
+    def _clear(self) -> None:
+        self.rank = 0
+        self._parts: dict[int, list[DeviceArray]] = {cut.start: [] for cut in self.cuts()}
+
+    def cuts(self) -> Iterator[slice]:
+        """Ranges of rows."""
+        return self._rows.cuts(self.start, self._stop)
+
+    def strips(self) -> Iterator[tuple[slice, DeviceArray]]:
+        """Rows of F a range at a time, as they are stored."""
+        for cut in self.cuts():
+            yield cut, self._strip(cut)
+
+    def _strip(self, cut: slice) -> DeviceArray:
+        parts = self._parts[cut.start]
+        if not parts:
+            raise LostRowsError(self._number)
+        if len(parts) > 1:
+            parts[:] = [self._device.xp.concat(parts, axis=1)]
+        return parts[0]
+
+    # Tasks, each with the meaning and the values of its function in `factor_rows`
+
+    def extend(self, _: Meter, new: NewColumns) -> Array:
+        """Add columns; the squares of the new entries summed over each row, of shape (n,)."""
+        if new.rank == 0:
+            self._clear()
+        if self.rank != new.rank:
+            raise LostRowsError(self._number)
+        device, squares = self._device, np.empty(self._stop - self.start)
+        above = device.array(new.above.astype(new.precision))
+        divide = self._inverse(new.pivot_factor)
+        taken = self._rows.kernel.rows(np.asarray(new.taken), "float64")
+        for cut in self.cuts():
+            block = self._columns(cut, taken)
+            parts = self._parts[cut.start]
+            first = 0
+            for part in parts:  # not joined yet: each round adds one
+                stop = first + int(part.shape[1])
+                product = device.xp.matmul(device.cast(part, new.precision), above[:, first:stop].T)
+                block -= device.cast(product, "float64")
+                first = stop
+            block = device.xp.matmul(block, divide)
+            squares[cut.start - self.start : cut.stop - self.start] = device.host(device.xp.sum(block * block, axis=1))
+            parts.append(device.cast(block, "float32"))
+        self.rank += len(new.pivot_factor)
+        return squares
+
+    def rebuild(self, meter: Meter, pivots: tuple[Block, Array]) -> None:
+        """Compute all rows from the pivots."""
+        self._clear()
+        self.complete(meter, (self.start, *pivots))
+
+    def complete(self, _: Meter, new: tuple[int, Block, Array]) -> None:
+        """Compute the ranges of rows that reach beyond a number from the pivots, those before being there."""
+        first, taken, lower = new
+        divide = self._inverse(lower)
+        pivots = self._rows.kernel.rows(np.asarray(taken), "float64")
+        for cut in self.cuts():
+            if cut.stop > first:
+                block = self._device.xp.matmul(self._columns(cut, pivots), divide)
+                self._parts[cut.start] = [self._device.cast(block, "float32")]
+        self.rank = len(lower)
+
+    def _columns(self, cut: slice, taken: Prepared) -> DeviceArray:
+        """Taken columns of A / c in float64."""
+        block = self._rows.kernel.block(self._rows[cut, "float64"], taken, "float64")
+        return block if self._unit == 1.0 else block * (1.0 / self._unit)
+
+    def _inverse(self, lower: Array) -> DeviceArray:
+        """L⁻ᵀ: a triangle of a few pivots is inverted on the host, and multiplied by where the rows are."""
+        if not len(lower):
+            return self._device.array(lower)
+        return self._device.array(solve_triangular(lower, np.eye(len(lower)), lower=True).T)
+
+    def gram(self, _: Meter, given: tuple[Array, Precision]) -> Array:
+        """Fᵀ diag(v) F, of shape (r, r), for v, of shape (n,), and a precision."""
+        device, (weights, precision) = self._device, given
+        total = device.array(np.zeros((self.rank, self.rank)))
+        for cut, strip in self.strips():
+            for some in _slices(cut, GRAM_ROWS):
+                if not weights[some].any():  # the rows of one fold may be a few of all
+                    continue
+                left = device.cast(strip[some.start - cut.start : some.stop - cut.start, :], precision)
+                right = left * device.array(weights[some, None].astype(precision))
+                total += device.cast(device.xp.matmul(left.T, right), "float64")
+        return device.host(total)
+
+    def project(self, _: Meter, vectors: NDArray[Any]) -> Array:
+        """Fᵀ V, of shape (r, m), in the precision of V (n, m)."""
+        device, precision = self._device, vectors.dtype.name
+        total = device.array(np.zeros((self.rank, vectors.shape[1])))
+        for cut, strip in self.strips():
+            for some in _slices(cut, GRAM_ROWS):
+                left = device.cast(strip[some.start - cut.start : some.stop - cut.start, :], precision)
+                right = device.array(vectors[some])
+                total += device.cast(device.xp.matmul(left.T, right), "float64")
+        return device.host(total)
+
+    def expand(self, _: Meter, vectors: NDArray[Any]) -> Array:
+        """F U, of shape (n, m), in the precision of U (r, m)."""
+        device, out = self._device, np.empty((self._stop - self.start, vectors.shape[1]))
+        right = device.array(vectors)
+        for cut, strip in self.strips():
+            product = device.xp.matmul(device.cast(strip, vectors.dtype.name), right)
+            out[cut.start - self.start : cut.stop - self.start] = device.host(product)
+        return out
+
+    def square_rows(self, _: Meter, __: None) -> Array:
+        """Squares of F summed over each row."""
+        device = self._device
+        wide = (device.cast(strip, "float64") for _, strip in self.strips())
+        return np.concatenate([device.host(device.xp.sum(strip * strip, axis=1)) for strip in wide])
+
+    def square_columns(self, _: Meter, weights: Array) -> Array:
+        """Squares of F times v summed over its rows, of shape (r,)."""
+        device, total = self._device, np.zeros(self.rank)
+        for cut, strip in self.strips():
+            wide = device.cast(strip, "float64")
+            total += device.host(device.xp.sum(wide * wide * device.array(weights[cut, None]), axis=0))
+        return total
+
+    def write(self, meter: Meter, new: tuple[int, Sequence[ChunkedArray]]) -> None:
+        """Write the columns from a number on to an array."""
+        first, array = new[0], new[1][self._number]
+        height, columns = array.chunks[0], slice(first, first + array.shape[1])
+        with meter.time("write"):
+            for k in range(array.grid[0]):
+                top, bottom = self.start + k * height, min(self.start + (k + 1) * height, self._stop)
+                parts = []
+                for part in self._rows.cuts(top, bottom):
+                    cut = next(cut for cut in self.cuts() if cut.start <= part.start < cut.stop)
+                    strip = self._strip(cut)[part.start - cut.start : part.stop - cut.start, columns]
+                    parts.append(self._device.host(strip))
+                meter.bytes_written += array.write((k, 0), np.ascontiguousarray(np.concatenate(parts)))
+
+    def read(self, meter: Meter, kept: Sequence[KeptColumns]) -> None:
+        """Read columns that an earlier run wrote; ranges of which it had not all rows stay empty."""
+        self._clear()
+        read = max(first_row + array.shape[0] for first_row, array in kept[-1].segments)
+        for cut in self.cuts():
+            if cut.stop > read:
+                break
+            block = np.empty((cut.stop - cut.start, kept[-1].stop), np.float32)
+            for one in kept:
+                for first_row, array in one.segments:
+                    begin, end = max(first_row, cut.start), min(first_row + array.shape[0], cut.stop)
+                    if begin < end:
+                        with meter.time("read"):
+                            found = array.read_rows(begin - first_row, end - first_row)
+                        meter.bytes_read += found.nbytes
+                        block[begin - cut.start : end - cut.start, one.first : one.stop] = found
+            self._parts[cut.start] = [self._device.array(block)]
+        self.rank = kept[-1].stop if read >= self._stop else 0
+
+
+class DeviceExecutor(SerialExecutor):
+    """Does products with K, and with a partial factor of it, on a device, and other tasks here; a context manager.
+
+    Parameters
+    ----------
+    device : Device
+    height : int
+        Rows of a range that is kept on the device, and most rows of a block.
+    row_bytes : float
+        Memory of the device for rows.
+    """
+
+    def __init__(self, device: Device, height: int, row_bytes: float) -> None:
+        self.device, self._height, self._row_bytes = device, height, row_bytes
+        self._side = height
+        """Most rows of a block; smaller once the device had no room for one."""
+        self._rows: dict[int, DeviceRows] = {}
+        """By the identity of the rows, which they hold."""
+        self._factors: dict[tuple[str, int], FactorOnDevice] = {}
+        """By run and number of the segment."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release everything on the device."""
+        self._rows.clear()
+        self._factors.clear()
+        self.device.release()
+
+    def forget(self, run: str) -> None:
+        super().forget(run)
+        self._factors = {key: one for key, one in self._factors.items() if key[0] != run}
+
+    def _records(self, tasks: Sequence[Task], shared: Any) -> Iterator[TaskRecord]:
+        return super()._records([self._placed(task) for task in tasks], shared)
+
+    def _placed(self, task: Task) -> Task:
+        """Task whose function runs on the device, if that has it."""
+        if task.function is multiply_group:
+            return replace(task, function=partial(self._in_memory, self.multiply))
+        if (do := OF_FACTOR.get(task.function)) is not None:
+            return replace(task, function=partial(self._in_memory, self._of_factor, do))
+        return task
+
+    def _in_memory(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Do some work on the device.
+
+        Raises
+        ------
+        MemoryLimitError
+            If the device has no room for it.
+        """
+        try:
+            return work(*arguments)
+        except self.device.out_of_memory as error:
+            free, whole = self.device.memory()
+            raise MemoryLimitError(
+                f"the GPU has not memory enough: {format_bytes(free)} of its {format_bytes(whole)} are free now; "
+                f"expected that other programs leave more, a preconditioner of a lower rank, or device='cpu'"
+            ) from error
+
+    def rows_of(self, kernel: Kernel, rows: Rows) -> DeviceRows:
+        """Rows on the device."""
+        found = self._rows.get(id(rows))
+        if found is None or found.kernel.kernel != kernel:
+            found = DeviceRows.of(kernel, rows, self.device, self._height, self._row_bytes)
+            self._rows[id(rows)] = found
+        return found
+
+    # Products of tiles
+
+    def multiply(self, meter: Meter, group: TileGroup, precision: Precision, vectors: NDArray[Any]) -> Array:
+        """Task: see `gram_products.multiply_group`."""
+        source = group.source
+        assert isinstance(source, GramTiles)
+        assert source.scale is None
+        rows, device = self.rows_of(source.kernel, source.rows), self.device
+        with meter.time("multiply"):
+            right = device.array(vectors)
+            total = device.array(np.zeros(vectors.shape))
+            for i, j in group.tiles:
+                for r, c in self._blocks(rows, group.grid.rows(i), group.grid.rows(j)):
+                    self._in_room(partial(self._add_block, rows, precision, right, total), r, c)
+            return device.host(total)
+
+    def _blocks(self, rows: DeviceRows, r: slice, c: slice) -> Iterator[tuple[slice, slice]]:
+        """Cut a tile on or below the diagonal into blocks, each within one range of rows on either side."""
+        for top in rows.cuts(r.start, r.stop):
+            for left in rows.cuts(c.start, c.stop):
+                if left.start <= top.start:
+                    yield top, left
+
+    def _in_room(self, work: Callable[[slice, slice], None], r: slice, c: slice) -> None:
+        """Do the work of a block, or of its parts where the device has no room for it."""
+        waiting = [(r, c)]
+        while waiting:
+            r, c = waiting.pop()
+            height = max(r.stop - r.start, c.stop - c.start)
+            if height > self._side:
+                waiting += _quarters(r, c)
+                continue
+            try:
+                work(r, c)
+                continue
+            except self.device.out_of_memory:
+                if height <= MIN_SIDE:
+                    raise
+            self._side = (height + 1) // 2  # outside of the handler, whose traceback holds the block
+            self.device.release()
+            waiting.append((r, c))
+
+    def _add_block(
+        self, rows: DeviceRows, precision: Precision, right: DeviceArray, total: DeviceArray, r: slice, c: slice
+    ) -> None:
+        block = rows.kernel.block(rows[r, precision], rows[c, precision], precision, same=r == c)
+        below = self._product(block, right, c)
+        across = None if r == c else self._product(block.T, right, r)
+        total[r, :] += below
+        if across is not None:
+            total[c, :] += across
+
+    def _product(self, block: DeviceArray, right: DeviceArray, rows: slice) -> DeviceArray:
+        """Block times some rows of the vectors, with sums of a few products in their precision, others in float64."""
+        device = self.device
+        if block.dtype == device.xp.float64:
+            return device.xp.matmul(block, right[rows, :])
+        total: Any = None
+        for some in _slices(rows, SUMMED_ROWS):
+            part = device.xp.matmul(block[:, some.start - rows.start : some.stop - rows.start], right[some, :])
+            part = device.cast(part, "float64")
+            total = part if total is None else total + part
+        return total
+
+    # Rows of a partial factor
+
+    def factor(self, rows: FactorRows) -> FactorOnDevice:
+        """F as the device has it; new and empty where it has none."""
+        key = (rows.run, rows.number)
+        if key not in self._factors:
+            columns = rows.columns
+            assert isinstance(columns, DividedColumns)
+            assert isinstance(columns.columns, GramColumns)
+            on_device = self.rows_of(columns.columns.kernel, columns.columns.rows)
+            self._factors[key] = FactorOnDevice(on_device, rows)
+        return self._factors[key]
+
+    def _of_factor(
+        self, do: Callable[[FactorOnDevice, Meter, Any], Any], meter: Meter, rows: FactorRows, shared: Any
+    ) -> Any:
+        with meter.time("factor"):
+            return do(self.factor(rows), meter, shared)
+
+
+OF_FACTOR: dict[Callable[..., Any], Callable[[FactorOnDevice, Meter, Any], Any]] = {
+    factor_rows.extend_rows: FactorOnDevice.extend,
+    factor_rows.gram_rows: FactorOnDevice.gram,
+    factor_rows.project_rows: FactorOnDevice.project,
+    factor_rows.expand_rows: FactorOnDevice.expand,
+    factor_rows.rebuild_rows: FactorOnDevice.rebuild,
+    factor_rows.complete_rows: FactorOnDevice.complete,
+    factor_rows.square_rows: FactorOnDevice.square_rows,
+    factor_rows.square_columns: FactorOnDevice.square_columns,
+    factor_rows.write_columns: FactorOnDevice.write,
+    factor_rows.read_columns: FactorOnDevice.read,
+}
+"""Functions of tasks on the rows of a factor, and what does them on a device."""
+
+
+def _slices(rows: slice, height: int) -> Iterator[slice]:
+    """Parts of a range of at most `height` rows."""
+    for start in range(rows.start, rows.stop, height):
+        yield slice(start, min(start + height, rows.stop))
+
+
+def _quarters(r: slice, c: slice) -> list[tuple[slice, slice]]:
+    """Parts of a block on or below the diagonal."""
+    rows, columns = _halves(r), _halves(c)
+    return [(a, b) for a in rows for b in columns if r != c or b.start <= a.start]
+
+
+def _halves(rows: slice) -> list[slice]:
+    middle = (rows.start + rows.stop + 1) // 2
+    return [slice(rows.start, middle), slice(middle, rows.stop)] if rows.stop - rows.start > 1 else [rows]
+
+
+class DeviceCrossGram(ComputedCrossGram):
+    """K(x, X) on a device: products are computed there, entries as a whole on the host.
+
+    Parameters
+    ----------
+    executor : DeviceExecutor
+    kernel : Kernel
+    rows : Rows
+        Training rows X, dense.
+    """
+
+    def __init__(self, executor: DeviceExecutor, kernel: Kernel, rows: Rows) -> None:
+        super().__init__(kernel, rows)
+        self._executor, self._lock = executor, Lock()
+        self._coefs: dict[int, tuple[Array, DeviceArray]] = {}
+        """By their identity, arrays of the last call on the device."""
+
+    def add_times(self, x: Block, coefs: Sequence[Array], outs: Sequence[Array], first: int | None = None) -> None:  # noqa: ARG002
+        device = self._executor.device
+        with self._lock:  # two blocks at a time would take twice the memory
+            rows = self._executor.rows_of(self.kernel, self.rows)
+            found = {id(coef): self._coefs.get(id(coef)) or (coef, device.array(coef)) for coef in coefs}
+            self._coefs, left = found, rows.kernel.rows(np.asarray(x), "float64")
+            totals = [device.array(np.zeros(out.shape)) for out in outs]
+            for cut in rows.cuts(0, self.n):
+                block = rows.kernel.block(left, rows[cut, "float64"], "float64")
+                for total, coef in zip(totals, coefs, strict=True):
+                    total += device.xp.matmul(block, found[id(coef)][1][cut, :])
+            for out, total in zip(outs, totals, strict=True):
+                out += device.host(total)
+
+    def adjoint_times(self, x: Block, values: Array, threads: int) -> Array:  # noqa: ARG002
+        device, out = self._executor.device, np.empty((self.n, values.shape[1]))
+        with self._lock:
+            rows = self._executor.rows_of(self.kernel, self.rows)
+            right, columns = rows.kernel.rows(np.asarray(x), "float64"), device.array(values)
+            for cut in rows.cuts(0, self.n):
+                block = rows.kernel.block(rows[cut, "float64"], right, "float64")
+                out[cut] = device.host(device.xp.matmul(block, columns))
+        return out
