@@ -53,6 +53,7 @@ import dask
 import numpy as np
 import psutil
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 import dkrr
@@ -64,7 +65,7 @@ from benchmarks.solve import table_console, write_line
 from dkrr import kernels
 from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.kernels.device import Device, DeviceKernel
-from dkrr.linalg.device_products import DeviceExecutor
+from dkrr.linalg.device_products import STRIP_ROWS, DeviceExecutor
 from dkrr.machine import gpu
 from dkrr.solvers import ConjugateGradient
 from dkrr.text import format_bytes, format_seconds
@@ -130,21 +131,29 @@ def molecules(n: int) -> tuple[Floats, Floats, str]:
 
 
 @contextmanager
-def least_free(device: Device) -> Iterator[list[int]]:
-    """The most memory of the GPU that was in use inside the block besides what was before: the list's only element."""
+def most_used(device: Device) -> Iterator[list[int]]:
+    """The most memory of the GPU that was in use inside the block besides what was before: the list's only element.
+
+    What CuPy's pool has got from the driver counts: it gives nothing back before a fit ends.
+    """
     device.release()
-    before, least, ended = device.memory()[0], [device.memory()[0]], threading.Event()
+    before, ended, used = _driver_free(device), threading.Event(), [0]
 
     def watch() -> None:
         while not ended.wait(WATCH_SECONDS):
-            least[0] = min(least[0], device.memory()[0])
+            used[0] = max(used[0], before - _driver_free(device))
 
-    thread, used = threading.Thread(target=watch, daemon=True), [0]
+    thread = threading.Thread(target=watch, daemon=True)
     thread.start()
-    yield used
-    ended.set()
-    thread.join()
-    used[0] = before - least[0]
+    try:
+        yield used
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _driver_free(device: Device) -> int:
+    return int(device.memory()[0] if isinstance(device, HostDevice) else device.xp.cuda.runtime.memGetInfo()[0])
 
 
 def difference(found: Any, expected: Any) -> float:
@@ -158,7 +167,7 @@ def fitted(what: str, X: Floats, y: Floats, **settings: Any) -> tuple[Any, Recor
     device = gpu.open_gpu().device
     settings = {"alpha": ALPHA, "kernel": "rbf", "gamma": 1 / X.shape[1], "tol": TOL, "progress": False} | settings
     model = dkrr.KernelRidge(**settings, device="cuda")
-    with least_free(device) as used:
+    with most_used(device) as used:
         begun = perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a run may end by its number of iterations
@@ -186,7 +195,7 @@ def rates(_: Sizes) -> Iterator[Record]:
     each = {"float32": found.float32_flops / 1e12, "float64": found.float64_flops / 1e12}
     for name, value in each.items():
         yield {"what": f"products in {name}", "note": f"{value:.3g} TFLOP/s"}
-    yield {"what": "elementwise pass", "note": f"{found.memory_bytes / 1e9:.4g} GB/s"}
+    yield {"what": "elementwise pass", "note": f"{found.pass_bytes / 1e9:.4g} GB/s"}
     free = f"{format_bytes(found.free_bytes)} of {format_bytes(found.total_bytes)} free"
     yield {"what": found.name, "note": free}
 
@@ -285,7 +294,7 @@ def memory(sizes: Sizes) -> Iterator[Record]:
     whole, V = DeviceExecutor(device, side, 1e12), np.random.default_rng(1).standard_normal((sizes.memory, 2))
     expected = multiplied(whole, X, V)
     whole.close()
-    most = 8 * 4 * (side // 3) ** 2 + 20 * sizes.memory * 40
+    most = 8 * 4 * (side // 3) * min(side // 3, STRIP_ROWS) + 20 * sizes.memory * 40
     executor = DeviceExecutor(device, side, 1e12)
     with no_more_than(device, most):
         found = multiplied(executor, X, V)
@@ -315,8 +324,10 @@ def no_more_than(device: Device, n_bytes: int) -> Iterator[None]:
         pool = device.xp.get_default_memory_pool()
         pool.free_all_blocks()
         pool.set_limit(size=n_bytes)
-        yield
-        pool.set_limit(size=0)
+        try:
+            yield
+        finally:
+            pool.set_limit(size=0)
         return
     block = DeviceKernel.block
 
@@ -326,8 +337,10 @@ def no_more_than(device: Device, n_bytes: int) -> Iterator[None]:
         return block(self, left, right, dtype, same=same)
 
     DeviceKernel.block = limited  # type: ignore[method-assign]
-    yield
-    DeviceKernel.block = block  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        DeviceKernel.block = block  # type: ignore[method-assign]
 
 
 def resume(sizes: Sizes) -> Iterator[Record]:
@@ -359,7 +372,7 @@ def _stored(sizes: Sizes, store: str) -> tuple[Floats, int]:
     X, y = rows_of(sizes.fit, 8)
     solver = ConjugateGradient(dkrr.solvers.RPCholesky(50))
     with dask.config.set({"dkrr.checkpoint-seconds": 0}):
-        model, _ = fitted("stored", X, y, alpha=1e-4, tol=1e-10, store=store, solver=solver)
+        model, _ = fitted("stored", X, y, tol=1e-9, store=store, solver=solver)
     return model.dual_coef_, model.solve_result_.iterations
 
 
@@ -592,7 +605,7 @@ def _print_table(lines: Sequence[Record]) -> None:
             ("projected_device_bytes", format_bytes),
         ]
         values = [style(line[name]) if line.get(name) is not None else "" for name, style in styles]
-        table.add_row(line["what"], *values, line.get("note", ""))
+        table.add_row(*map(escape, [line["what"], *values, line.get("note", "")]))
     table_console().print(table)
 
 

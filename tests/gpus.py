@@ -14,7 +14,7 @@ GIB = 2**30
 
 
 class MadeUpDevice(Device):
-    """A device that has no room for arrays with more than `most` entries, and remembers the largest one."""
+    """A device that has no room for arrays with more than `most` entries, and counts what it refuses and releases."""
 
     def __init__(self, xp: Any = np, most: float = np.inf, free: int = 2 * GIB) -> None:
         super().__init__(xp)

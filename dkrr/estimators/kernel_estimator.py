@@ -15,7 +15,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 from sklearn.utils.validation import validate_data
 
-from dkrr.checks import checked_progress, parse_bytes, shown
+from dkrr.checks import checked_device, checked_progress, parse_bytes, shown
 from dkrr.data import (
     MemoryRows,
     Rows,
@@ -167,6 +167,8 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         prefix = f"kernel{SEPARATOR}"
         nested = {name.removeprefix(prefix): params[name] for name in params if name.startswith(prefix)}
         super().set_params(**{name: params[name] for name in params if not name.startswith(prefix)})
+        if "device" in params and "_model" in vars(self):  # which changes no prediction
+            self._model = replace(self._model, device=checked_device(self.device))
         if nested:
             if not isinstance(self.kernel, Parameters):
                 first = prefix + next(iter(nested))

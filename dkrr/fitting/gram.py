@@ -25,7 +25,8 @@ from dkrr.fitting.kept_preconditioner import KeptPreconditioner
 from dkrr.fitting.sampled import with_stored_arrays
 from dkrr.kernels import Kernel
 from dkrr.linalg.column_sources import ColumnSource, GramColumns, MatrixColumns
-from dkrr.linalg.cross_gram_products import BLOCK_ROWS, cross_gram
+from dkrr.linalg.cross_gram_products import BLOCK_ROWS, CrossGram, cross_gram
+from dkrr.linalg.device_products import DeviceExecutor
 from dkrr.linalg.factor import DirectSystems, Factor, ScaledFactor
 from dkrr.linalg.float32_tiles import (
     MAX_ROUNDING_RATIO,
@@ -108,6 +109,13 @@ class GramMatrix(ABC):
         """Diagonal of K, of shape (n,)."""
         return gram_diagonal(self._kernel, self.rows)
 
+    @property
+    def _cross(self) -> CrossGram:
+        executor = self._context.executor
+        if isinstance(executor, DeviceExecutor):
+            return executor.cross_gram(self._kernel, self._rows)
+        return cross_gram(self._kernel, self._rows)
+
     def products_of(self, index: NDArray[np.intp], coef: Array) -> Array:
         """Rows K[S, :] V of a product of the matrix without c, in the calling process.
 
@@ -122,7 +130,7 @@ class GramMatrix(ABC):
         -------
         ndarray of shape (k, t)
         """
-        cross, total = cross_gram(self._kernel, self._rows), np.empty((len(index), coef.shape[1]))
+        cross, total = self._cross, np.empty((len(index), coef.shape[1]))
         for here in self._blocks_of(index):
             total[here] = cross.times(self._rows.take(index[here]), coef)
         return total
@@ -146,7 +154,7 @@ class GramMatrix(ABC):
         -------
         ndarray of shape (n, t)
         """
-        cross, total = cross_gram(self._kernel, self._rows), np.zeros((self.n, coef.shape[1]))
+        cross, total = self._cross, np.zeros((self.n, coef.shape[1]))
         for here in self._blocks_of(index):
             total += cross.adjoint_times(self._rows.take(index[here]), coef[here], self._context.threads)
         return total

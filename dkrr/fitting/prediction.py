@@ -23,13 +23,11 @@ from dkrr.data.transformers import TransformedRows, transformed_block
 from dkrr.data.watched import FEW
 from dkrr.errors import InputError, NotFiniteError
 from dkrr.fitting.fitted_function import FittedFunction
-from dkrr.kernels import Kernel
-from dkrr.kernels.device import refusal
+from dkrr.kernels.device import n_leaves, refusal
 from dkrr.linalg.cross_gram_products import CrossGram, in_threads
-from dkrr.linalg.device_products import DeviceCrossGram, DeviceExecutor
+from dkrr.linalg.device_products import DeviceExecutor
 from dkrr.machine.calibration import LONG_SECONDS
-from dkrr.machine.gpu import OpenedGpu, found_gpu, has_cupy, known_gpu, open_gpu
-from dkrr.planning.problem import DeviceName
+from dkrr.machine.gpu import OpenedGpu, found_gpu, has_cupy, is_fork_of_opened, known_gpu, open_gpu
 from dkrr.text import plural
 
 Advance = Callable[[float], None]
@@ -42,8 +40,8 @@ ALONE_ENTRIES, ALONE_FLOPS = 2**13, 2.0**19
 entries of a matrix times a vector, and 2**18 multiplications in a product of matrices)."""
 GPU_ROWS = 8192
 """Training rows of a block on a GPU."""
-GPU_PASSES = 4
-"""Times that an entry is written or read there."""
+LEAST_BYTES = 2**30
+"""Free memory of a GPU with which predictions use it without being told to: rows, and some blocks of 64 MiB."""
 LAZY_BLOCK_BYTES = 16 * 2**20
 """Bound for the rows and for the predictions of a block of a lazy prediction."""
 
@@ -156,38 +154,43 @@ def predict_together(
 @contextmanager
 def _on_gpu(model: FittedFunction, n: int) -> Iterator[CrossGram | None]:
     """K(x, X) on the GPU of this process, for predictions of n rows; None: here."""
-    rows = model.rows
-    opened = None if rows is None or model.coef is not None else gpu_for(model.kernel, rows, n, model.device)
-    if opened is None or rows is None:
+    opened = gpu_for(model, n)
+    if opened is None:
         yield None
         return
+    assert model.rows is not None
     with opened.lock:  # two predictions at a time would need twice its memory
         room = opened.now.free_bytes // 2
         with DeviceExecutor(opened.device, GPU_ROWS, room) as executor:
-            yield DeviceCrossGram(executor, model.kernel, rows)
+            yield executor.cross_gram(model.kernel, model.rows)
 
 
-def gpu_for(kernel: Kernel, rows: Rows, n: int, device: DeviceName) -> OpenedGpu | None:
-    """GPU for the products of K(x, X) of n rows x and training rows X; None where they are computed here.
+def gpu_for(model: FittedFunction, n: int) -> OpenedGpu | None:
+    """GPU for the products of K(x, X) of n rows x by a model; None where they are computed here.
 
     Raises
     ------
     InputError
         If a GPU was requested, and there is none.
     """
-    (n_training, d), kernel = rows.shape, kernel.resolved(rows.shape[1])
-    if device == "cpu" or rows.is_sparse or refusal(kernel):
+    rows = model.rows
+    if model.device == "cpu" or model.coef is not None or rows is None or rows.is_sparse:
         return None
-    if device == "cuda":
+    (n_training, d), kernel = rows.shape, model.kernel.resolved(rows.shape[1])
+    if refusal(kernel):
+        return None
+    if model.device == "cuda" and not is_fork_of_opened():
         return open_gpu()
     entries = float(n) * n_training
     here, gpu = entries * kernel.nominal_seconds(d) / usable_threads(), known_gpu()
     if gpu is None and here >= LONG_SECONDS and has_cupy() and confinement() is None:
         found = found_gpu()
         gpu = None if isinstance(found, str) else found
-    if gpu is None or here <= entries * (2.0 * d / gpu.float64_flops + GPU_PASSES * 8 / gpu.memory_bytes):
+    leaves = n_leaves(kernel)
+    if gpu is None or gpu.free_bytes < LEAST_BYTES:
         return None
-    return open_gpu()
+    there = gpu.upload_seconds(n_training, d) + entries * gpu.entry_seconds("float64", d, 1, leaves)
+    return open_gpu() if there < here else None
 
 
 @contextmanager

@@ -187,7 +187,10 @@ def _parts(job: Prediction, resources: Resources, fitting: int) -> Parts:
     else:
         flops = 0.0 if is_transform else 2.0 * m * side * (p.d + p.n_targets)
         product = Work(gemm_flops=flops, element_seconds=features)
-    rows += rates.seconds(product, threads) / n_workers
+    if job.gpu is not None:
+        rows += float(p.n) * m * job.gpu.entry_seconds("float64", p.d, p.n_targets, job.n_leaves)
+    else:
+        rows += rates.seconds(product, threads) / n_workers
     for one in job.factors:
         before += one.seconds_before
         if one.size is None:  # standard deviations come by conjugate gradient, these models by a factor all the same

@@ -13,9 +13,10 @@ from dkrr.errors import DkrrError
 from dkrr.fitting.context import QUIET_SECONDS
 from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.posteriors import Posteriors
-from dkrr.fitting.prediction import Advance, is_in_blocks
+from dkrr.fitting.prediction import Advance, gpu_for, is_in_blocks
 from dkrr.fitting.prediction_costs import is_read_by_workers, plan_prediction
 from dkrr.fitting.requests import problem_of_rows
+from dkrr.kernels.device import n_leaves
 from dkrr.machine.detection import detect
 from dkrr.machine.measures import with_measured_kernel
 from dkrr.planning.predictions import Deviations, Prediction, PredictionPlan, power_of_two
@@ -32,6 +33,7 @@ WRITTEN_BYTES = 16 * 2**20
 MAX_WRITTEN_ROWS = 65536
 HERE = Reason("no-client", "in this process, since there is no Dask client")
 NOT_LAZY = Reason("rows-in-memory", "in this process, where the rows are: those in files and Dask arrays go to workers")
+ON_GPU = Reason("gpu", "products with K on the GPU")
 ON_WORKERS = Reason("client", "on the workers of the Dask client, which read the rows where they are")
 
 
@@ -78,6 +80,7 @@ def plan_of_rows(model: FittedFunction, rows: Rows, asked: Asked, memory_limit: 
     if posteriors is not None and not is_transformed:
         height = power_of_two(height)  # a whole number of the blocks in which standard deviations are computed
     on_workers, reason = _place(rows, posteriors)
+    opened = None if on_workers else gpu_for(model, n_rows)
     deviations: tuple[Deviations, ...] = ()
     if asked.return_std and posteriors is not None:
         deviations = posteriors.planned_deviations(n_rows, resources, in_stores=on_workers)
@@ -112,7 +115,9 @@ def plan_of_rows(model: FittedFunction, rows: Rows, asked: Asked, memory_limit: 
         factors=tuple(factors),
         n_workers=resources.n_workers if on_workers else 0,
         is_transformed=is_transformed,
-        reasons=(reason,),
+        reasons=(reason,) if opened is None else (reason, ON_GPU),
+        gpu=None if opened is None else opened.now,
+        n_leaves=n_leaves(model.kernel),
     )
     plan = plan_prediction(job, resources)
     return replace(plan, reasons=(*plan.reasons, *_why_block(plan)))

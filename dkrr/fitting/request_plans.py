@@ -10,7 +10,7 @@ from dkrr.errors import DkrrError, InputError, MemoryLimitError, PlanError, Wron
 from dkrr.fitting import methods
 from dkrr.fitting.costs.centre_costs import drawing_of
 from dkrr.fitting.grids import GridInBox, box_of, error_for, grid_in_box, may_have_grid
-from dkrr.fitting.requests import FitRequest
+from dkrr.fitting.requests import FitRequest, needs_cpu
 from dkrr.kernels.device import refusal
 from dkrr.kernels.fourier_grid import grid_columns
 from dkrr.kernels.kernel_features import is_drawn, refuse_more_components_than_rows
@@ -84,23 +84,11 @@ CG_ON_GPU = Reason("gpu-requested", "conjugate gradient, since that is all that 
 
 
 def for_device(problem: Problem) -> Problem:
-    """Problem with the form and the solver that a requested GPU has.
-
-    Raises
-    ------
-    InputError
-        If another form or solver was requested, too.
-    """
+    """Problem with the form and the solver that a requested GPU has; of what factors, on the CPU."""
     if problem.device != "cuda":
         return problem
-    solver = problem.solver
-    by_factor = isinstance(solver, ConjugateGradient) and isinstance(solver.preconditioner, Float32Cholesky)
-    if problem.form == "primal" or isinstance(solver, Cholesky) or by_factor:
-        given = "form is 'primal'" if problem.form == "primal" else f"solver is {solver!r}"
-        raise InputError(
-            f"device is 'cuda' and {given}; expected form 'dual' or 'auto' and solver 'cg' or 'auto': conjugate "
-            f"gradient in dual form runs on a GPU"
-        )
+    if needs_cpu(problem.form, problem.solver):  # a factorisation that takes over, or that intervals take
+        return replace(problem, device="cpu")
     return problem.with_form("dual", DUAL_ON_GPU).with_solver(ConjugateGradient(), CG_ON_GPU)
 
 

@@ -38,7 +38,7 @@ from dkrr.kernels.names import kernel_of
 from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
 from dkrr.linalg.newton import Point
 from dkrr.linalg.result import Status
-from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
+from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.machine.gpu import open_gpu
 from dkrr.planning import Plan
 from dkrr.planning.problem import NOTHING_SET, Because, DeviceName, Form, Layout, Problem
@@ -88,7 +88,30 @@ class Settings:
         for name, check in CHECKS.items():
             if name in given:
                 given[name] = check(given[name])
-        return cls(**given)
+        return cls(**given)._on_device()
+
+    def _on_device(self) -> Self:
+        """Settings with the device, of Dask's configuration where none is given; a GPU that is wanted is opened.
+
+        Raises
+        ------
+        InputError
+            If there is none that can be used, or another setting excludes it.
+        """
+        device: DeviceName = setting("device") if self.device == "auto" else self.device
+        if device == "cuda":
+            conflict = needs_cpu(self.form, self.solver)
+            if self.uncertainty == "intervals":
+                conflict = "uncertainty is 'intervals', for which models without a fold follow from a factor"
+            if conflict and self.device == "auto":  # what is given comes before a default
+                return replace(self, device="cpu")
+            if conflict:
+                raise InputError(
+                    f"device is 'cuda' and {conflict}; expected device='auto' or 'cpu', or settings with which "
+                    f"conjugate gradient in dual form is possible: that is what a GPU does"
+                )
+            open_gpu()
+        return self if device == self.device else replace(self, device=device)
 
     def problem_fields(self) -> dict[str, Any]:
         """Fields of Problem that follow from them."""
@@ -369,20 +392,12 @@ def checked_solver(solver: Any) -> Cholesky | ConjugateGradient | None:
     return SOLVERS[solver]
 
 
-def usable_device(device: Any) -> DeviceName:
-    """Where products with K are computed: as given, or as Dask's configuration has it; a GPU that is named is opened.
-
-    Raises
-    ------
-    InputError
-        If there is none that can be used.
-    """
-    found: DeviceName = checked_device(device)
-    if found == "auto":
-        found = setting("device")
-    if found == "cuda":
-        open_gpu()
-    return found
+def needs_cpu(form: Form | None, solver: Cholesky | ConjugateGradient | None) -> str:
+    """Which of these settings a GPU has not; empty if it has both."""
+    if form == "primal":
+        return "form is 'primal'"
+    is_factor = isinstance(solver, ConjugateGradient) and isinstance(solver.preconditioner, Float32Cholesky)
+    return f"solver is {solver!r}" if isinstance(solver, Cholesky) or is_factor else ""
 
 
 def checked_store(store: Any) -> str | None:
@@ -398,7 +413,7 @@ CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "kernel": kernel_of_a_fit,
     "solver": checked_solver,
     "store": checked_store,
-    "device": usable_device,
+    "device": checked_device,
     "memory_limit": checked_memory_limit,
     "fit_intercept": partial(flag, name="fit_intercept"),
     "form": checked_form,

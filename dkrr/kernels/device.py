@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,7 @@ Array = npt.NDArray[np.float64]
 DeviceArray = Any
 """Array of a device's namespace."""
 
-PAIRS_AT_ONCE = 2**22
+PAIRS_AT_ONCE = 2**20
 """Numbers of the differences of rows that are computed at once."""
 
 
@@ -49,7 +49,7 @@ class Device:
         Namespace of the array API standard.
     """
 
-    out_of_memory: ClassVar[type[BaseException]] = MemoryError
+    out_of_memory: type[BaseException] = MemoryError
     """Error of an array that does not fit."""
 
     def __init__(self, xp: Any) -> None:
@@ -62,6 +62,10 @@ class Device:
     def host(self, array: DeviceArray) -> npt.NDArray[Any]:
         """Values in memory of the host."""
         return np.asarray(array)
+
+    def zeros(self, shape: tuple[int, ...]) -> DeviceArray:
+        """Zeros in float64."""
+        return self.xp.zeros(shape, dtype=self.xp.float64)
 
     def cast(self, array: DeviceArray, dtype: str) -> DeviceArray:
         """Array of the type "float32" or "float64"."""
@@ -90,6 +94,7 @@ class CudaDevice(Device):
 
         super().__init__(cupy)
         self.name: str = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
+        self.out_of_memory = cupy.cuda.memory.OutOfMemoryError  # not of memory of the host
 
     def host(self, array: DeviceArray) -> npt.NDArray[Any]:
         found: npt.NDArray[Any] = self.xp.asnumpy(array)
@@ -108,6 +113,7 @@ class CudaDevice(Device):
 
     def release(self) -> None:
         self.xp.get_default_memory_pool().free_all_blocks()
+        self.xp.get_default_pinned_memory_pool().free_all_blocks()
 
 
 @dataclass(frozen=True)
@@ -196,14 +202,15 @@ class DeviceKernel:
         Raises
         ------
         InputError
-            If squared norms leave the range of the type.
+            If squared norms leave the range of float64.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             found = self.form.prepared(X, self.origin, dtype)
         largest = max(size for _, size in found)
-        if not largest <= MAX_SIZE[np.dtype(dtype)]:
+        # What overflows in float32 is found in the products, and computed again in float64.
+        if dtype == "float64" and not largest <= MAX_SIZE[np.dtype(dtype)]:
             raise InputError(
-                f"a scaled squared distance of rows is {largest:.3g}, which leaves the range of {dtype} on a GPU; "
+                f"a scaled squared distance of rows is {largest:.3g}, which leaves the range of float64 on a GPU; "
                 f"expected rows nearer to each other, a smaller gamma or a larger length_scale, or device='cpu'"
             )
         return Prepared(tuple(self.device.array(array) for array, _ in found), tuple(size for _, size in found))
@@ -284,7 +291,8 @@ class _Distances(_Leaf):
 
     def __init__(self, kernel: Any, device: Device) -> None:
         super().__init__(kernel, device)
-        self._of_squares = device.fused(self._decay)
+        self._of_squares, self._squares = device.fused(self._decay), device.fused(self._squared)
+        self._is_near = device.fused(_is_near)
 
     @abstractmethod
     def _scales(self) -> Array:
@@ -295,8 +303,8 @@ class _Distances(_Leaf):
         """The kernel of ‖x − z‖² ≥ 0."""
 
     @abstractmethod
-    def _refined_below(self, largest: float, dtype: str) -> float:
-        """Fraction of the sum of both squared norms below which a distance is computed again; 0: none is."""
+    def _refined(self, largest: float, d: int, dtype: str) -> "Refined | None":
+        """Entries that are computed again where squared norms add up to `largest` at most; None: none is."""
 
     def prepared(self, X: FloatArray, origin: Array, dtype: str) -> list[tuple[FloatArray, float]]:
         centred = np.subtract(X, origin, dtype=np.float64)
@@ -306,20 +314,23 @@ class _Distances(_Leaf):
         largest = float(norms.max(initial=0.0))
         return [(rows, largest), (norms.astype(dtype)[:, None], largest)]
 
+    def _squared(self, g: DeviceArray, n: DeviceArray, m: DeviceArray) -> DeviceArray:
+        return self.device.xp.maximum(n + m - (g + g), 0.0)
+
     def _apply(self, *arrays: DeviceArray) -> DeviceArray:
-        g, n, m = arrays
-        return self._decay(self.device.xp.maximum(n + m - (g + g), 0.0))
+        return self._decay(self._squared(*arrays))
 
     def block(self, left: Prepared, right: Prepared, dtype: str, *, same: bool) -> DeviceArray:
         xp, (x, n), (z, m) = self.device.xp, left.arrays, right.arrays
         g = xp.matmul(x, z.T)
-        below = self._refined_below(left.sizes[0] + right.sizes[0], dtype)
-        if below == 0.0 and not same:
+        refined = self._refined(left.sizes[0] + right.sizes[0], int(x.shape[1]), dtype)
+        if refined is None and not same:
             return self._function(g, n, m.T)
-        squares = xp.maximum(n + m.T - (g + g), 0.0)
+        squares = self._squares(g, n, m.T)
         del g
-        if below > 0.0:
-            self._refine(squares, squares < below * (n + m.T), x, z)
+        if refined is not None:
+            mask = self._is_near(squares, n, m.T, refined.intercept, refined.slope, refined.limit)
+            self._refine(squares, mask, x, z)
         if same:
             number = xp.arange(left.n)
             squares = xp.where(number[:, None] == number[None, :], xp.zeros_like(squares), squares)
@@ -340,6 +351,25 @@ class _Distances(_Leaf):
         squares[mask] = xp.concat(parts) if len(parts) > 1 else parts[0]
 
 
+@dataclass(frozen=True)
+class Refined:
+    """Squared distances below intercept + slope · (‖x‖² + ‖z‖²), where these norms add up to more than a limit."""
+
+    intercept: float
+    slope: float
+    limit: float
+
+
+def _is_near(
+    squares: DeviceArray, n: DeviceArray, m: DeviceArray, intercept: float, slope: float, limit: float
+) -> DeviceArray:
+    return (squares < (n + m) * slope + intercept) & ((n + m) > limit)
+
+
+VANISHING_EXPONENT = 50.0
+"""Exponents below minus this make entries that are 0 to the accuracy of float64."""
+
+
 class _Gaussians(_Distances):
     def _scales(self) -> Array:
         return np.asarray(np.sqrt(self.kernel.gamma))
@@ -347,14 +377,11 @@ class _Gaussians(_Distances):
     def _decay(self, squares: DeviceArray) -> DeviceArray:
         return self.device.xp.exp(-squares)
 
-    def _refined_below(self, largest: float, dtype: str) -> float:
-        # Where γ(‖x‖² + ‖z‖²) is large, all exponents that are not far below those of 0 in the type.
+    def _refined(self, largest: float, d: int, dtype: str) -> Refined | None:
         limit = REFINE_EXPONENT[np.dtype(dtype)]
-        return 0.0 if largest <= limit else min(1.0, VANISHING_EXPONENT / limit)
-
-
-VANISHING_EXPONENT = 50.0
-"""Exponents below minus this make entries that are 0 to the accuracy of float64, errors allowed for."""
+        if not largest > limit:
+            return None
+        return Refined(VANISHING_EXPONENT, 4.0 * (d + 2) * float(np.finfo(dtype).eps), limit)
 
 
 class _Materns(_Distances):
@@ -370,8 +397,8 @@ class _Materns(_Distances):
             return (r + 1.0) * xp.exp(-r)
         return (squares * (1.0 / 3.0) + r + 1.0) * xp.exp(-r)
 
-    def _refined_below(self, largest: float, dtype: str) -> float:  # noqa: ARG002
-        return REFINE_DISTANCE[np.dtype(dtype)]
+    def _refined(self, largest: float, d: int, dtype: str) -> Refined | None:  # noqa: ARG002
+        return Refined(0.0, REFINE_DISTANCE[np.dtype(dtype)], 0.0)
 
 
 class _Compound(DeviceForm):

@@ -11,9 +11,9 @@ the device has no room for a block, smaller ones take its place.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from threading import Lock
 from typing import Any, Self
 
 import numpy as np
@@ -38,10 +38,9 @@ from dkrr.text import format_bytes
 
 Array = NDArray[np.float64]
 
-SUMMED_ROWS = 4096
-"""Most products of an entry that are summed in float32, before they are added in float64."""
-GRAM_ROWS = 16384
-"""Rows of F whose products with each other are summed in float32."""
+STRIP_ROWS = 4096
+"""Columns of a block, and rows of F that are worked on at once: as many products are summed in float32 at most, before
+they are added in float64."""
 MIN_SIDE = 256
 """Rows of a block below which no smaller one is tried."""
 MEAN_ROWS = 4096
@@ -102,14 +101,9 @@ class DeviceRows:
         self._kept.move_to_end((k, dtype))
         return found[rows.start - first : rows.stop - first]
 
-    def clear(self) -> None:
-        """Give up all of them."""
-        self._kept.clear()
-        self._bytes = 0
-
 
 class FactorOnDevice:
-    """Rows of a partial factor F in float32: for every range of rows, columns as they were added.
+    """Rows of a partial factor F in float32: for every strip of rows, columns as they were added.
 
     Parameters
     ----------
@@ -130,11 +124,12 @@ class FactorOnDevice:
         self._parts: dict[int, list[DeviceArray]] = {cut.start: [] for cut in self.cuts()}
 
     def cuts(self) -> Iterator[slice]:
-        """Ranges of rows."""
-        return self._rows.cuts(self.start, self._stop)
+        """Strips of rows, each within one range on the device."""
+        for cut in self._rows.cuts(self.start, self._stop):
+            yield from _slices(cut, STRIP_ROWS)
 
     def strips(self) -> Iterator[tuple[slice, DeviceArray]]:
-        """Rows of F a range at a time, as they are stored."""
+        """Rows of F a strip at a time, as they are stored."""
         for cut in self.cuts():
             yield cut, self._strip(cut)
 
@@ -154,22 +149,21 @@ class FactorOnDevice:
             self._clear()
         if self.rank != new.rank:
             raise LostRowsError(self._number)
-        device, squares = self._device, np.empty(self._stop - self.start)
-        above = device.array(new.above.astype(new.precision))
-        divide = self._inverse(new.pivot_factor)
+        device, squares, added = self._device, np.empty(self._stop - self.start), dict[int, DeviceArray]()
+        above, divide = device.array(new.above.astype(new.precision)), self._inverse(new.pivot_factor)
         taken = self._rows.kernel.rows(np.asarray(new.taken), "float64")
         for cut in self.cuts():
-            block = self._columns(cut, taken)
-            parts = self._parts[cut.start]
-            first = 0
-            for part in parts:  # not joined yet: each round adds one
+            block, first = self._columns(cut, taken), 0
+            for part in self._parts[cut.start]:  # not joined yet: each round adds one
                 stop = first + int(part.shape[1])
                 product = device.xp.matmul(device.cast(part, new.precision), above[:, first:stop].T)
                 block -= device.cast(product, "float64")
                 first = stop
             block = device.xp.matmul(block, divide)
             squares[cut.start - self.start : cut.stop - self.start] = device.host(device.xp.sum(block * block, axis=1))
-            parts.append(device.cast(block, "float32"))
+            added[cut.start] = device.cast(block, "float32")
+        for start, block in added.items():  # at the end, so that an error leaves F as it was
+            self._parts[start].append(block)
         self.rank += len(new.pivot_factor)
         return squares
 
@@ -179,7 +173,7 @@ class FactorOnDevice:
         self.complete(meter, (self.start, *pivots))
 
     def complete(self, _: Meter, new: tuple[int, Block, Array]) -> None:
-        """Compute the ranges of rows that reach beyond a number from the pivots, those before being there."""
+        """Compute the strips of rows that reach beyond a number from the pivots, those before being there."""
         first, taken, lower = new
         divide = self._inverse(lower)
         pivots = self._rows.kernel.rows(np.asarray(taken), "float64")
@@ -195,7 +189,7 @@ class FactorOnDevice:
         return block if self._unit == 1.0 else block * (1.0 / self._unit)
 
     def _inverse(self, lower: Array) -> DeviceArray:
-        """L⁻ᵀ: a triangle of a few pivots is inverted on the host, and multiplied by where the rows are."""
+        """L⁻ᵀ: inverted on the host, and multiplied by where the rows are."""
         if not len(lower):
             return self._device.array(lower)
         return self._device.array(solve_triangular(lower, np.eye(len(lower)), lower=True).T)
@@ -203,25 +197,21 @@ class FactorOnDevice:
     def gram(self, _: Meter, given: tuple[Array, Precision]) -> Array:
         """Fᵀ diag(v) F, of shape (r, r), for v, of shape (n,), and a precision."""
         device, (weights, precision) = self._device, given
-        total = device.array(np.zeros((self.rank, self.rank)))
+        total = device.zeros((self.rank, self.rank))
         for cut, strip in self.strips():
-            for some in _slices(cut, GRAM_ROWS):
-                if not weights[some].any():  # the rows of one fold may be a few of all
-                    continue
-                left = device.cast(strip[some.start - cut.start : some.stop - cut.start, :], precision)
-                right = left * device.array(weights[some, None].astype(precision))
+            if weights[cut].any():  # the rows of one fold may be a few of all
+                left = device.cast(strip, precision)
+                right = left * device.array(weights[cut, None].astype(precision))
                 total += device.cast(device.xp.matmul(left.T, right), "float64")
         return device.host(total)
 
     def project(self, _: Meter, vectors: NDArray[Any]) -> Array:
         """Fᵀ V, of shape (r, m), in the precision of V (n, m)."""
         device, precision = self._device, vectors.dtype.name
-        total = device.array(np.zeros((self.rank, vectors.shape[1])))
+        total, right = device.zeros((self.rank, vectors.shape[1])), device.array(vectors)
         for cut, strip in self.strips():
-            for some in _slices(cut, GRAM_ROWS):
-                left = device.cast(strip[some.start - cut.start : some.stop - cut.start, :], precision)
-                right = device.array(vectors[some])
-                total += device.cast(device.xp.matmul(left.T, right), "float64")
+            product = device.xp.matmul(device.cast(strip, precision).T, right[cut, :])
+            total += device.cast(product, "float64")
         return device.host(total)
 
     def expand(self, _: Meter, vectors: NDArray[Any]) -> Array:
@@ -255,14 +245,14 @@ class FactorOnDevice:
             for k in range(array.grid[0]):
                 top, bottom = self.start + k * height, min(self.start + (k + 1) * height, self._stop)
                 parts = []
-                for part in self._rows.cuts(top, bottom):
-                    cut = next(cut for cut in self.cuts() if cut.start <= part.start < cut.stop)
-                    strip = self._strip(cut)[part.start - cut.start : part.stop - cut.start, columns]
-                    parts.append(self._device.host(strip))
+                for cut in self.cuts():
+                    begin, end = max(cut.start, top), min(cut.stop, bottom)
+                    if begin < end:
+                        parts.append(self._device.host(self._strip(cut)[begin - cut.start : end - cut.start, columns]))
                 meter.bytes_written += array.write((k, 0), np.ascontiguousarray(np.concatenate(parts)))
 
     def read(self, meter: Meter, kept: Sequence[KeptColumns]) -> None:
-        """Read columns that an earlier run wrote; ranges of which it had not all rows stay empty."""
+        """Read columns that an earlier run wrote; strips of which it had not all rows stay empty."""
         self._clear()
         read = max(first_row + array.shape[0] for first_row, array in kept[-1].segments)
         for cut in self.cuts():
@@ -324,12 +314,12 @@ class DeviceExecutor(SerialExecutor):
     def _placed(self, task: Task) -> Task:
         """Task whose function runs on the device, if that has it."""
         if task.function is multiply_group:
-            return replace(task, function=partial(self._in_memory, self.multiply))
+            return replace(task, function=partial(self.within_memory, self.multiply))
         if (do := OF_FACTOR.get(task.function)) is not None:
-            return replace(task, function=partial(self._in_memory, self._of_factor, do))
+            return replace(task, function=partial(self.within_memory, self._of_factor, do))
         return task
 
-    def _in_memory(self, work: Callable[..., Any], *arguments: Any) -> Any:
+    def within_memory(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Do some work on the device.
 
         Raises
@@ -337,14 +327,15 @@ class DeviceExecutor(SerialExecutor):
         MemoryLimitError
             If the device has no room for it.
         """
-        try:
+        with suppress(self.device.out_of_memory):
             return work(*arguments)
-        except self.device.out_of_memory as error:
-            free, whole = self.device.memory()
-            raise MemoryLimitError(
-                f"the GPU has not memory enough: {format_bytes(free)} of its {format_bytes(whole)} are free now; "
-                f"expected that other programs leave more, a preconditioner of a lower rank, or device='cpu'"
-            ) from error
+        # Outside of a handler, whose traceback would hold what is on the device.
+        self.device.release()
+        free, whole = self.device.memory()
+        raise MemoryLimitError(
+            f"the GPU has not memory enough: {format_bytes(free)} of its {format_bytes(whole)} are free now; expected "
+            f"that other programs leave more, a preconditioner of a lower rank, or device='cpu'"
+        )
 
     def rows_of(self, kernel: Kernel, rows: Rows) -> DeviceRows:
         """Rows on the device."""
@@ -364,18 +355,23 @@ class DeviceExecutor(SerialExecutor):
         rows, device = self.rows_of(source.kernel, source.rows), self.device
         with meter.time("multiply"):
             right = device.array(vectors)
-            total = device.array(np.zeros(vectors.shape))
+            total = device.zeros(vectors.shape)
             for i, j in group.tiles:
                 for r, c in self._blocks(rows, group.grid.rows(i), group.grid.rows(j)):
                     self._in_room(partial(self._add_block, rows, precision, right, total), r, c)
             return device.host(total)
 
     def _blocks(self, rows: DeviceRows, r: slice, c: slice) -> Iterator[tuple[slice, slice]]:
-        """Cut a tile on or below the diagonal into blocks, each within one range of rows on either side."""
+        """Cut a tile on or below the diagonal into blocks, of STRIP_ROWS columns, within one range on either side."""
         for top in rows.cuts(r.start, r.stop):
             for left in rows.cuts(c.start, c.stop):
-                if left.start <= top.start:
-                    yield top, left
+                for strip in _slices(left, STRIP_ROWS) if left.start <= top.start else ():
+                    if left != top:
+                        yield top, strip
+                        continue
+                    yield strip, strip
+                    if strip.stop < top.stop:
+                        yield slice(strip.stop, top.stop), strip
 
     def _in_room(self, work: Callable[[slice, slice], None], r: slice, c: slice) -> None:
         """Do the work of a block, or of its parts where the device has no room for it."""
@@ -399,26 +395,23 @@ class DeviceExecutor(SerialExecutor):
     def _add_block(
         self, rows: DeviceRows, precision: Precision, right: DeviceArray, total: DeviceArray, r: slice, c: slice
     ) -> None:
+        device = self.device
         block = rows.kernel.block(rows[r, precision], rows[c, precision], precision, same=r == c)
-        below = self._product(block, right, c)
-        across = None if r == c else self._product(block.T, right, r)
-        total[r, :] += below
+        below, across = device.cast(device.xp.matmul(block, right[c, :]), "float64"), None
+        if r != c:
+            for some in _slices(r, STRIP_ROWS):
+                part = device.xp.matmul(block[some.start - r.start : some.stop - r.start, :].T, right[some, :])
+                part = device.cast(part, "float64")
+                across = part if across is None else across + part
+        total[r, :] += below  # nothing that has no room lies between the two
         if across is not None:
             total[c, :] += across
 
-    def _product(self, block: DeviceArray, right: DeviceArray, rows: slice) -> DeviceArray:
-        """Block times some rows of the vectors, with sums of a few products in their precision, others in float64."""
-        device = self.device
-        if block.dtype == device.xp.float64:
-            return device.xp.matmul(block, right[rows, :])
-        total: Any = None
-        for some in _slices(rows, SUMMED_ROWS):
-            part = device.xp.matmul(block[:, some.start - rows.start : some.stop - rows.start], right[some, :])
-            part = device.cast(part, "float64")
-            total = part if total is None else total + part
-        return total
-
     # Rows of a partial factor
+
+    def cross_gram(self, kernel: Kernel, rows: Rows) -> "DeviceCrossGram":
+        """K(x, X) of a kernel and training rows."""
+        return DeviceCrossGram(self, kernel, rows)
 
     def factor(self, rows: FactorRows) -> FactorOnDevice:
         """F as the device has it; new and empty where it has none."""
@@ -483,30 +476,34 @@ class DeviceCrossGram(ComputedCrossGram):
 
     def __init__(self, executor: DeviceExecutor, kernel: Kernel, rows: Rows) -> None:
         super().__init__(kernel, rows)
-        self._executor, self._lock = executor, Lock()
+        self._executor = executor
         self._coefs: dict[int, tuple[Array, DeviceArray]] = {}
         """By their identity, arrays of the last call on the device."""
 
     def add_times(self, x: Block, coefs: Sequence[Array], outs: Sequence[Array], first: int | None = None) -> None:  # noqa: ARG002
-        device = self._executor.device
-        with self._lock:  # two blocks at a time would take twice the memory
-            rows = self._executor.rows_of(self.kernel, self.rows)
-            found = {id(coef): self._coefs.get(id(coef)) or (coef, device.array(coef)) for coef in coefs}
-            self._coefs, left = found, rows.kernel.rows(np.asarray(x), "float64")
-            totals = [device.array(np.zeros(out.shape)) for out in outs]
-            for cut in rows.cuts(0, self.n):
-                block = rows.kernel.block(left, rows[cut, "float64"], "float64")
-                for total, coef in zip(totals, coefs, strict=True):
-                    total += device.xp.matmul(block, found[id(coef)][1][cut, :])
-            for out, total in zip(outs, totals, strict=True):
-                out += device.host(total)
+        for out, found in zip(outs, self._executor.within_memory(self._products, x, coefs), strict=True):
+            out += found
+
+    def _products(self, x: Block, coefs: Sequence[Array]) -> list[Array]:
+        device, rows = self._executor.device, self._executor.rows_of(self.kernel, self.rows)
+        found = {id(coef): self._coefs.get(id(coef)) or (coef, device.array(coef)) for coef in coefs}
+        self._coefs, left = found, rows.kernel.rows(np.asarray(x), "float64")
+        totals = [device.zeros((left.n, coef.shape[1])) for coef in coefs]
+        for cut in rows.cuts(0, self.n):
+            block = rows.kernel.block(left, rows[cut, "float64"], "float64")
+            for total, coef in zip(totals, coefs, strict=True):
+                total += device.xp.matmul(block, found[id(coef)][1][cut, :])
+        return [device.host(total) for total in totals]
 
     def adjoint_times(self, x: Block, values: Array, threads: int) -> Array:  # noqa: ARG002
-        device, out = self._executor.device, np.empty((self.n, values.shape[1]))
-        with self._lock:
-            rows = self._executor.rows_of(self.kernel, self.rows)
-            right, columns = rows.kernel.rows(np.asarray(x), "float64"), device.array(values)
-            for cut in rows.cuts(0, self.n):
-                block = rows.kernel.block(rows[cut, "float64"], right, "float64")
-                out[cut] = device.host(device.xp.matmul(block, columns))
+        found: Array = self._executor.within_memory(self._adjoint, x, values)
+        return found
+
+    def _adjoint(self, x: Block, values: Array) -> Array:
+        device, rows = self._executor.device, self._executor.rows_of(self.kernel, self.rows)
+        out = np.empty((self.n, values.shape[1]))
+        right, columns = rows.kernel.rows(np.asarray(x), "float64"), device.array(values)
+        for cut in rows.cuts(0, self.n):
+            block = rows.kernel.block(rows[cut, "float64"], right, "float64")
+            out[cut] = device.host(device.xp.matmul(block, columns))
         return out

@@ -1,7 +1,7 @@
 """The GPU of this process: found and opened once, and measured then, since no plan may assume its rates.
 
-CuPy is imported, and the GPU opened, where a fit asks for it, or before the first fit that takes long without it. A
-process that was forked has none of it: CUDA does not survive a fork.
+dkrr imports CuPy, and opens the GPU, where a fit asks for it, or before the first fit that takes long without it. A
+process that was forked has none: CUDA does not survive a fork.
 """
 
 import os
@@ -48,8 +48,11 @@ class NoGpu:
     remedy: str = "expected an NVIDIA GPU that CuPy can use, or device='cpu'"
 
 
+FORKED = NoGpu("this process was forked when its parent had opened the GPU, which does not survive that")
+
 _found: OpenedGpu | NoGpu | None = None
 """The GPU, or why there is none; None: nobody has looked."""
+_lock = Lock()
 
 
 @cache
@@ -83,11 +86,17 @@ def found_gpu() -> Gpu | str:
     return found.why if isinstance(found, NoGpu) else found.now
 
 
+def is_fork_of_opened() -> bool:
+    """Whether the parent of this process had opened the GPU."""
+    return _found is FORKED
+
+
 def _looked() -> OpenedGpu | NoGpu:
     global _found
-    if _found is None:
-        _found = _opened()
-    return _found
+    with _lock:  # rates that two threads measured at a time would be halved
+        if _found is None:
+            _found = _opened()
+        return _found
 
 
 def _opened() -> OpenedGpu | NoGpu:
@@ -105,7 +114,7 @@ def _opened() -> OpenedGpu | NoGpu:
     except MemoryError as error:
         remedy = "expected that other programs leave some, or device='cpu'"
         return NoGpu(f"the GPU has no free memory ({_line(error)})", remedy)
-    except RuntimeError as error:  # CuPy's errors of drivers and GPUs
+    except Exception as error:
         return NoGpu(f"CuPy finds no GPU that it can use ({_line(error)})")
 
 
@@ -143,8 +152,8 @@ def _seconds(device: Device, work: Callable[[], object]) -> float:
 
 
 def _forget() -> None:
-    global _found
-    _found = None
+    global _found, _lock
+    _found, _lock = FORKED if isinstance(_found, OpenedGpu) else None, Lock()
 
 
 os.register_at_fork(after_in_child=_forget)

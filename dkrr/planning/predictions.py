@@ -7,6 +7,7 @@ from dkrr.planning.explain import Reasoned
 from dkrr.planning.iterations_first import DOUBT_OF_ESTIMATE
 from dkrr.planning.plan import NARROW, RATES
 from dkrr.planning.problem import Form, Problem
+from dkrr.planning.resources import Gpu
 from dkrr.planning.uncertainty import UncertaintyPlan
 from dkrr.text import Reason, format_bytes, format_seconds, plural
 
@@ -102,6 +103,10 @@ class Prediction:
     is_transformed: bool = False
     """Rows come from a transformer in its own blocks, which are not put together."""
     reasons: tuple[Reason, ...] = ()
+    gpu: Gpu | None = None
+    """GPU that multiplies by K(x, X); None: cores do."""
+    n_leaves: int = 1
+    """Products of matrices that a block of the kernel takes there."""
 
 
 @dataclass(frozen=True)

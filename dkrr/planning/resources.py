@@ -156,6 +156,16 @@ class Profile:
         return {"format": PROFILE_FORMAT} | asdict(self)
 
 
+TRANSFER_BYTES = 6e9
+"""Bytes per second between memory of the host and a GPU, an assumption: pageable memory over PCI Express."""
+HOST_SECONDS = 4e-9
+"""Time of the host for a number of a row: its mean, centring, rounding."""
+OPENING_SECONDS = 5e-3
+"""Time of the first call on a GPU, besides: memory that is got and given back."""
+ENTRY_PASSES = 4
+"""Times that a GPU writes or reads an entry: by the product of matrices, and by an elementwise function, twice."""
+
+
 @dataclass(frozen=True)
 class Gpu:
     """A GPU that the calling process may use: its memory and three measured rates."""
@@ -167,12 +177,33 @@ class Gpu:
     float32_flops: float
     """Floating-point operations per second of a product of matrices in float32."""
     float64_flops: float
-    memory_bytes: float
+    pass_bytes: float
     """Bytes per second that an elementwise function reads and writes."""
 
     def flops(self, precision: str) -> float:
         """Rate of products in a precision."""
         return self.float32_flops if precision == "float32" else self.float64_flops
+
+    def entry_seconds(self, precision: str, n_columns: int, n_vectors: float = 0.0, n_leaves: int = 1) -> float:
+        """Time of an entry of K that is formed and multiplied.
+
+        Parameters
+        ----------
+        precision : {"float64", "float32"}
+        n_columns : int
+            Columns of X.
+        n_vectors : float
+            Vectors that it is multiplied by.
+        n_leaves : int
+            Products of matrices that a block of the kernel takes.
+        """
+        flops = n_leaves * 2.0 * n_columns + 2.0 * n_vectors
+        passes = ENTRY_PASSES * n_leaves + 2 * (n_vectors > 0)
+        return flops / self.flops(precision) + passes * (4 if precision == "float32" else 8) / self.pass_bytes
+
+    def upload_seconds(self, n: int, n_columns: int) -> float:
+        """Time until rows are on it: their mean, what is prepared on the host, and the transfer."""
+        return OPENING_SECONDS + n * (n_columns + 1) * (HOST_SECONDS + 8 / TRANSFER_BYTES)
 
 
 def cold_fraction(n_bytes: float, cache_bytes: float) -> float:

@@ -82,6 +82,20 @@ def test_distances_that_have_lost_their_digits_are_computed_again(monkeypatch, x
         assert_allclose(np.asarray(found), naive_gram(kernel, X, Z), rtol=0, atol=REFINED[precision])
 
 
+def test_few_entries_are_computed_again_where_rows_are_far_from_their_mean(monkeypatch):
+    seen, refine = [], of_devices._Distances._refine
+    monkeypatch.setattr(
+        of_devices._Distances,
+        "_refine",
+        lambda self, s, mask, *rows: seen.append(mask.mean()) or refine(self, s, mask, *rows),
+    )
+    X = np.random.default_rng(0).lognormal(size=(400, 3))
+    on_device = DeviceKernel(k.RBF(gamma=1e4), Device(np), X.mean(axis=0))
+    found = on_device.block(on_device.rows(X, "float64"), on_device.rows(X[:50], "float64"), "float64")
+    assert_allclose(found, k.RBF(gamma=1e4)(X, X[:50]), rtol=0, atol=1e-11)
+    assert 0 < seen[0] < 0.02
+
+
 @pytest.mark.parametrize(
     "kernel", [k.Laplacian(), k.Polynomial(degree=2.5), k.RBF() + k.Laplacian(), k.Precomputed()], ids=str
 )
@@ -91,8 +105,8 @@ def test_kernels_without_a_form_say_so(kernel):
         DeviceKernel(kernel, Device(np), np.zeros(3))
 
 
-def test_rows_beyond_the_range_of_a_type_are_refused():
+def test_rows_beyond_the_range_of_float64_are_refused():
     on_device = DeviceKernel(k.RBF(gamma=1.0), Device(np), np.zeros(2))
-    with pytest.raises(InputError, match="leaves the range of float32"):
-        on_device.rows(np.full((2, 2), 1e16), "float32")
+    with pytest.raises(InputError, match="leaves the range of float64"):
+        on_device.rows(np.full((2, 2), 1e155), "float64")
     assert on_device.rows(np.full((2, 2), 1e16), "float64").n == 2

@@ -166,7 +166,7 @@ MAKERS = {
 def make(request, tmp_path, monkeypatch):
     for module in (sources, square):
         monkeypatch.setattr(module, "KERNEL_BLOCK", 6)
-    for name in ("MIN_SIDE", "SUMMED_ROWS"):
+    for name in ("MIN_SIDE", "STRIP_ROWS"):
         monkeypatch.setattr(device_products, name, 5)
     return lambda executor: MAKERS[request.param](tmp_path, executor)
 

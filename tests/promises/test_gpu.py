@@ -1,9 +1,11 @@
 """Fits with products on a GPU, made up of this process's memory: the same models, and clear refusals without one."""
 
+import multiprocessing
 import pickle
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import array_api_strict
 import dask
@@ -14,7 +16,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV
-from dkrr.errors import InputError, MemoryLimitError, PlanError
+from dkrr.errors import ConvergenceWarning, InputError, MemoryLimitError, PlanError
+from dkrr.fitting import prediction, request_plans
 from dkrr.kernels import RBF
 from dkrr.linalg import device_products
 from dkrr.machine import gpu
@@ -97,6 +100,36 @@ def test_a_run_resumes_there_and_elsewhere(monkeypatch, tmp_path, card):
     assert_allclose(again.dual_coef_, resumed.dual_coef_, rtol=1e-6, atol=1e-6 * np.abs(expected.dual_coef_).max())
 
 
+def test_predictions_are_planned_there_and_take_one_turn_after_another(card):
+    found, other = (KernelRidge(**MODEL, device=device).fit(X, Y) for device in ("cuda", "cpu"))
+    plan = dkrr.plan(np.tile(X, (9, 1)), model=found)
+    assert "products with K on the GPU" in plan.reasons
+    assert plan.seconds < dkrr.plan(np.tile(X, (9, 1)), model=other).seconds
+    with ThreadPoolExecutor(3) as pool:
+        several = list(pool.map(found.predict, [X] * 3))
+    for one in several:
+        assert_allclose(one, other.predict(X), rtol=0, atol=1e-7)
+
+
+def test_long_work_looks_for_a_gpu_and_short_work_does_not(monkeypatch):
+    sizes, looked = {"n_features": 20, "kernel": "rbf"}, []
+    opened = gpu.OpenedGpu(gpus.MadeUpDevice(), gpus.made_up(60 * gpus.GIB))
+    monkeypatch.setattr(gpu, "_found", None)
+    monkeypatch.setattr(gpu, "_opened", lambda: looked.append(1) or opened)
+    for module in (gpu, request_plans, prediction):
+        monkeypatch.setattr(module, "has_cupy", lambda: True)
+    assert not is_on_gpu(dkrr.plan(n_samples=5000, **sizes)) and not looked
+    assert not is_on_gpu(dkrr.plan(n_samples=100_000, **sizes, device="cpu")) and not looked
+    assert not is_on_gpu(dkrr.plan(n_samples=100_000, **sizes | {"kernel": "laplacian"})) and not looked
+    KernelRidge(**MODEL).fit(X, Y).predict(X)
+    assert not looked
+    plan = dkrr.plan(n_samples=100_000, **sizes)
+    assert is_on_gpu(plan) and len(looked) == 1
+    assert "gpu-is-faster" in plan.to_dict()["reason_codes"]
+    search = dkrr.plan(n_samples=100_000, **sizes, alphas=[0.1, 1.0], cv=3)
+    assert is_on_gpu(search.main.plan) and len(looked) == 1
+
+
 def test_a_saved_or_copied_model_does_not_need_the_gpu(monkeypatch, tmp_path, card):
     model = KernelRidge(**MODEL, device="cuda").fit(X, Y)
     expected = model.predict(X)
@@ -114,8 +147,8 @@ def test_a_saved_or_copied_model_does_not_need_the_gpu(monkeypatch, tmp_path, ca
 @pytest.mark.parametrize(
     ("settings", "x", "message"),
     [
-        ({"form": "primal", "kernel": "poly"}, X, "form is 'primal'.*expected form 'dual' or 'auto'"),
-        ({"solver": "cholesky"}, X, "solver is Cholesky.*solver 'cg' or 'auto'"),
+        ({"form": "primal", "kernel": "poly"}, X, "form is 'primal'.*expected device='auto' or 'cpu'"),
+        ({"solver": "cholesky"}, X, "solver is Cholesky.*expected device='auto' or 'cpu'"),
         ({"kernel": "laplacian"}, X, "Laplacian has no form on a GPU.*expected device='auto' or 'cpu'"),
         ({"kernel": "precomputed", "gamma": None}, RBF()(X), "Precomputed has no form on a GPU"),
         ({}, sp.csr_array(X), "rows on a GPU are dense, and X is sparse"),
@@ -132,10 +165,57 @@ def test_a_gpu_whose_memory_others_hold_is_refused_with_the_numbers(monkeypatch)
         KernelRidge(**MODEL, device="cuda").fit(X, Y)
 
 
-def test_a_range_of_float32_that_is_left_is_said_before_the_iterations(card):
-    far = X * 1e17
-    with pytest.raises(InputError, match="leaves the range of float32 on a GPU.*device='cpu'"):
-        KernelRidge(**MODEL, device="cuda", solver=ConjugateGradient(precision="mixed")).fit(far, Y)
+def test_products_that_leave_the_range_of_float32_are_computed_in_float64(card):
+    far, solver = X * 1e17, ConjugateGradient(precision="mixed")
+    found = KernelRidge(**MODEL, device="cuda", solver=solver).fit(far, Y)
+    assert found.solve_result_.residual <= 1e-8
+    assert_allclose(found.dual_coef_, Y / 1.05, rtol=1e-6)
+
+
+def test_a_factor_takes_over_on_the_cpu_where_iterations_fail_or_a_factor_is_needed(card):
+    with pytest.warns(ConvergenceWarning, match="ill-conditioned"):
+        found = KernelRidge(kernel="rbf", gamma=1e-3, alpha=1e-13, tol=1e-12, device="cuda").fit(X, Y)
+    assert found.plan_.chosen.is_direct and any("factoring" in text for text in found.solve_result_.messages)
+    model = KernelRidge(**MODEL, device="cuda").fit(X, Y)
+    ends = [KernelRidge(**MODEL, device="cpu").fit(X, Y).predict_interval(X[:9]), model.predict_interval(X[:9])]
+    assert_allclose(ends[0], ends[1], rtol=0, atol=1e-6)
+    grown = KernelRidge(**MODEL, device="cuda").partial_fit(X[:200], Y[:200]).partial_fit(X[200:], Y[200:])
+    assert_allclose(grown.predict(X), model.predict(X), rtol=0, atol=1e-6)
+
+
+def test_a_default_of_the_configuration_gives_way_to_what_is_given(card):
+    with dask.config.set({"dkrr.device": "cuda"}):
+        assert is_on_gpu(KernelRidge(**MODEL).fit(X, Y).plan_)
+        assert not is_on_gpu(KernelRidge(**MODEL, solver="cholesky").fit(X, Y).plan_)
+        assert not is_on_gpu(KernelRidge(**MODEL, uncertainty="intervals").fit(X, Y).plan_)
+        assert not is_on_gpu(KernelRidge(**MODEL, device="cpu").fit(X, Y).plan_)
+        with pytest.raises(InputError, match="device is 'cuda' and uncertainty is 'intervals'"):
+            KernelRidge(**MODEL, device="cuda", uncertainty="intervals").fit(X, Y)
+
+
+def test_a_fork_of_a_process_with_a_gpu_predicts_and_is_told_why_it_cannot_fit(card):
+    model = KernelRidge(**MODEL, device="cuda").fit(X, Y)
+    expected = model.predict(X)
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        found, error = pool.apply(_in_a_fork, (model,))
+    assert_allclose(found, expected, rtol=0, atol=1e-10)
+    assert "forked" in error
+
+
+def _in_a_fork(model):
+    try:
+        return model.predict(X), str(model.fit(X, Y))
+    except InputError as error:
+        return model.predict(X), str(error)
+
+
+def test_no_room_for_predictions_is_an_error_and_leaves_nothing_there(monkeypatch, card):
+    model = KernelRidge(**MODEL, device="cuda").fit(X, Y)
+    full = gpus.install(monkeypatch, gpus.MadeUpDevice(most=10))
+    with pytest.raises(MemoryLimitError, match="the GPU has not memory enough") as error:
+        model.predict(X)
+    assert error.value.__cause__ is None and error.value.__context__ is None and full.released
+    assert_allclose(model.set_params(device="cpu").predict(X), model.set_params(device="auto").predict(X))
 
 
 FAKES = {

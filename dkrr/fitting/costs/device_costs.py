@@ -11,12 +11,13 @@ from dkrr.fitting.costs.details import Iterative, TileProducts
 from dkrr.fitting.costs.dual_cg_costs import PRECISIONS, SMALL_RANKS, IterativeDual, is_worth_keeping, priced_ranks
 from dkrr.fitting.costs.dual_costs import newton_steps
 from dkrr.fitting.costs.gram_costs import GramCosts
-from dkrr.kernels.device import n_leaves, refusal
+from dkrr.kernels.device import PAIRS_AT_ONCE, n_leaves, refusal
+from dkrr.linalg.device_products import STRIP_ROWS
 from dkrr.linalg.fold_preconditioner import CAPACITANCE_FLOPS
-from dkrr.linalg.gram_products import Precision
+from dkrr.linalg.gram_products import GROUPS_PER_PLACE, Precision
 from dkrr.linalg.pivoted_cholesky import BLOCKS_TO_RANK, FACTOR_BYTES, MIN_BLOCK
 from dkrr.planning.problem import Problem
-from dkrr.planning.resources import Gpu, Resources
+from dkrr.planning.resources import TRANSFER_BYTES, Gpu, Resources
 from dkrr.planning.strategy import Method, Strategy
 from dkrr.planning.work import Step
 from dkrr.text import Reason, format_bytes
@@ -24,15 +25,14 @@ from dkrr.text import Reason, format_bytes
 SIDES = (16384, 8192, 4096, 2048, 1024)
 """Rows of blocks: larger ones gain nothing, since one takes milliseconds."""
 USABLE_FRACTION = 0.9
-"""Fraction of the GPU's free memory that a plan may use: CuPy's pool keeps arrays of other sizes."""
+"""Fraction of the GPU's free memory that a plan may use: CuPy's pool keeps arrays of other sizes, cuBLAS has some."""
 BLOCK_FRACTION = 1 / 4
 """Largest fraction of that for the arrays of one block."""
-BUFFERS = 4
-"""Arrays as large as a block that exist at a time: the product of matrices, squared distances, a mask, the result."""
-ENTRY_PASSES = 4
-"""Times that an entry is written or read: by the product, by the elementwise function twice, by the vectors."""
-TRANSFER_BYTES = 6e9
-"""Bytes per second between memory of the host and the GPU, an assumption: pageable memory over PCI Express."""
+BUFFERS = 6
+"""Arrays in float64 as large as a block that exist at a time, where most of its entries are computed again: products,
+distances, a mask and its positions, distances of pairs, the result."""
+PAIRS_BYTES = 4 * 8 * PAIRS_AT_ONCE
+"""Memory of the differences of rows."""
 BLOCK_SECONDS = 3e-4
 """Time to start the kernels of a block, an assumption: some tens, about 10 µs each."""
 VECTOR_PASSES = 20
@@ -47,7 +47,7 @@ class DeviceProducts(TileProducts):
 
     gpu: str = ""
     """Name of the GPU."""
-    row_bytes: int = 0
+    rows_bytes: int = 0
     """Memory of the GPU for rows."""
     device_bytes: int = 0
     """Memory of the GPU in all."""
@@ -89,22 +89,31 @@ class DeviceDual(IterativeDual):
         return min(wanted, p.n)
 
     def _block_bytes(self, side: int) -> int:
-        return (BUFFERS + n_leaves(self.problem.kernel) - 1) * 8 * side**2
+        blocks = (BUFFERS + n_leaves(self.problem.kernel) - 1) * 8 * side * min(side, STRIP_ROWS)
+        return blocks + PAIRS_BYTES
 
     @property
-    def _row_bytes(self) -> int:
+    def _all_row_bytes(self) -> int:
         """Bytes of all rows on the GPU, in both types."""
         p = self.problem
         return n_leaves(p.kernel) * (4 + 8) * p.n * (p.d + 1)
 
+    def _rows_bytes(self) -> int:
+        """Memory of the GPU for rows: all, or half of it, but no less than two ranges."""
+        p = self.problem
+        each = n_leaves(p.kernel) * 8 * self._side() * (p.d + 1)
+        return min(self._all_row_bytes, max(self.usable_bytes // 2, 2 * each)) + each
+
     def device_bytes(self, rank: int) -> int:
         """Memory of the GPU with a factor of this rank: rows, a block, vectors, and the factor while it grows."""
         p, m, side = self.problem, self.systems.n_columns, self._side()
-        vectors = 3 * 8 * p.n * m + 4 * 8 * side * m
-        new = max(MIN_BLOCK, ceil(rank / BLOCKS_TO_RANK)) if rank else 0
-        factor = FACTOR_BYTES * (p.n + side) * rank + 2 * 8 * rank**2 + BUFFERS * 8 * side * new + 8 * side * rank
+        height = min(p.n, STRIP_ROWS)
+        vectors = 4 * 8 * p.n * m + 4 * 8 * side * m
+        # Strips of F that are joined or converted, columns from all pivots, and what small matrices are summed in.
+        factor = FACTOR_BYTES * (p.n + height) * rank + 24 * height * rank + 28 * rank**2
+        factor += BUFFERS * 8 * height * rank + 8 * n_leaves(p.kernel) * rank * (p.d + 1)
         # Blocks and the growth of the factor are not at the same time, but the pool keeps arrays of both.
-        return min(self._row_bytes, self.usable_bytes // 2) + self._block_bytes(side) + vectors + factor
+        return self._rows_bytes() + self._block_bytes(side) + vectors + (factor if rank else 0)
 
     def factor_bytes(self, rank: int) -> int:
         """Memory of the host for the small matrices of a factor."""
@@ -114,7 +123,8 @@ class DeviceDual(IterativeDual):
 
     def _needed_bytes(self, tile: int, *, keeps_rows: bool) -> int:
         p, m = self.problem, self.systems.n_columns
-        vectors = self.systems.n_vectors * 8 * p.n * m
+        # Also vectors in pinned memory, rounded up to a power of two, and the products of a task.
+        vectors = (self.systems.n_vectors + 6) * 8 * p.n * m
         held = (p.n * p.bytes_of_row if keeps_rows else 0) + vectors + self.factor_bytes(self.rank)
         prepared = 3 * 8 * tile * (p.d + 1)
         return self.site.peak(held, prepared + p.read_overhead_bytes)
@@ -130,7 +140,7 @@ class DeviceDual(IterativeDual):
             0,
             keeps_rows=False,
             gpu=gpu.name,
-            row_bytes=min(self._row_bytes, self.usable_bytes // 2),
+            rows_bytes=self._rows_bytes(),
             device_bytes=self.device_bytes(self.rank),
             float64_slowdown=self._entry_seconds("float64") / self._entry_seconds("float32"),
         )
@@ -172,18 +182,17 @@ class DeviceDual(IterativeDual):
 
     def _entry_seconds(self, precision: Precision, m: int = 0) -> float:
         """Time of an entry, with both of its products with m vectors."""
-        p, gpu, itemsize = self.problem, self.gpu, 4 if precision == "float32" else 8
-        leaves = n_leaves(p.kernel)
-        flops = leaves * 2.0 * p.d + 4.0 * m
-        passes = ENTRY_PASSES * leaves + (2 * (m > 0))
-        return flops / gpu.flops(precision) + passes * itemsize / gpu.memory_bytes
+        p = self.problem
+        return self.gpu.entry_seconds(precision, p.d, 2.0 * m, n_leaves(p.kernel))
 
     def _product_seconds(self, m: int, precision: Precision, products: TileProducts) -> float:
         """Time of one product with m vectors: half of the entries, each used twice."""
         p, n_blocks = self.problem, products.all_tiles
-        seconds = self._entry_seconds(precision, m) * p.n**2 / 2 + BLOCK_SECONDS * n_blocks
-        seconds += 2 * 8.0 * p.n * m / TRANSFER_BYTES
-        if self._row_bytes > self.usable_bytes // 2:  # rows of the other side come again for every block
+        n_entries = p.n * (p.n + min(p.n, STRIP_ROWS)) / 2  # those on the diagonal are squares
+        seconds = self._entry_seconds(precision, m) * n_entries
+        seconds += BLOCK_SECONDS * n_blocks * max(1.0, products.tile / STRIP_ROWS)
+        seconds += GROUPS_PER_PLACE * 2 * 8.0 * p.n * m / TRANSFER_BYTES
+        if self._all_row_bytes > self.usable_bytes // 2:  # rows of the other side come again for every block
             seconds += n_blocks * products.tile * (p.d + 1) * 8.0 / TRANSFER_BYTES
         return seconds
 
@@ -192,7 +201,7 @@ class DeviceDual(IterativeDual):
         n, gpu = self.problem.n, self.gpu
         # For products in float64 the factor is converted.
         passes = 2 * FACTOR_BYTES if precision == "float32" else 2 * (FACTOR_BYTES + 2 * 8)
-        return n * rank * (4.0 * m / gpu.flops(precision) + passes / gpu.memory_bytes) + (
+        return n * rank * (4.0 * m / gpu.flops(precision) + passes / gpu.pass_bytes) + (
             2 * 8.0 * n * m / TRANSFER_BYTES if rank else 0.0
         )
 
@@ -201,7 +210,7 @@ class DeviceDual(IterativeDual):
         n, gpu = self.problem.n, self.gpu
         new = max(MIN_BLOCK, rank / BLOCKS_TO_RANK)
         growing = n * rank * (rank / gpu.flops("float32") + 2.0 * new / gpu.flops("float64"))
-        return self._entry_seconds("float64") * n * rank + growing + 8.0 * n * self.problem.d / TRANSFER_BYTES
+        return self._entry_seconds("float64") * n * rank + growing + self.gpu.upload_seconds(n, self.problem.d)
 
     def _small_seconds(self, rank: int, precision: Precision) -> float:
         """Time of Fᵀ diag(v) F on the GPU."""

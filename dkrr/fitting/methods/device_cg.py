@@ -31,7 +31,7 @@ class DeviceCG(DualCG):
 
     def executor(self, c: Strategy) -> DeviceExecutor:
         products = c.details.products
-        return DeviceExecutor(open_gpu().device, products.tile, products.row_bytes)
+        return DeviceExecutor(open_gpu().device, products.tile, products.rows_bytes)
 
     def products_words(self, c: Strategy) -> str:
         products = c.details.products
