@@ -1,16 +1,14 @@
 """Preconditioners of systems that leave rows out, from one partial Cholesky factor of the matrix of all rows.
 
-A ≈ F Fᵀ is a factor of all rows with pivots S. On the rows of a training set F has lost nothing, but directions of the
-pivots that were left out are captured by half there, which may cost several times as many iterations. With the pivots
-S_f that are kept, and Q an orthonormal basis of the columns of F[S_f]ᵀ, the rows of F Q *are* the partial Cholesky
-factor of the training set with pivots S_f, and no product with the matrix is needed::
+A ≈ F Fᵀ is a factor of all rows. On the rows of a training set, C A C = C F Fᵀ C + E with a positive semidefinite E,
+whichever rows have the pivots. So ::
 
-    (C F Q Qᵀ Fᵀ C + t I)⁻¹ = (I − C F P Fᵀ C / t) / t,   P = Q (Qᵀ B Q)⁻¹ Qᵀ,   B = I + Fᵀ C² F / t
+    (C F Fᵀ C + t I)⁻¹ = (I − C F B⁻¹ Fᵀ C / t) / t,   B = I + Fᵀ C² F / t
 
-Where most pivots are kept, the complement of Q is smaller: F[S]ᵀ is triangular, so that a substitution finds a basis N
-of it, with F[S_f] N = 0, and P = B⁻¹ − B⁻¹ N (Nᵀ B⁻¹ N)⁻¹ Nᵀ B⁻¹. A Cholesky factor of B for each set and t takes a
-fraction of the time of an eigendecomposition, which would serve all t: close values of t share one, and where t is
-large the first pivots suffice, since the first columns of F are the factor with the first pivots.
+has the bounds of `LowRank` for every set, with no product with the matrix: t is raised to the mean eigenvalue of E,
+without which directions of pivots that are left out would be captured by half. A Cholesky factor of B for each set and
+t takes a fraction of the time of an eigendecomposition, which would serve all t: close values of t share one, and where
+t is large the first pivots suffice, since the first columns of F are the factor with the first pivots.
 
 References
 ----------
@@ -20,7 +18,6 @@ matrix with few entry evaluations", Comm. Pure Appl. Math. 2024.
 
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -52,64 +49,9 @@ MAX_SHIFT_RAISE = 2.0
 """Factor by which the smallest t may be raised for products in float32."""
 MAX_SHARED_RATIO = 4.0
 """Factor between values of t that share the smallest: iterations of the largest about double, and are the fewest."""
-CAPACITANCE_FLOPS = 4.0
-"""Time of the small matrices of one training set over that of r³ operations of products (measured: rank 2,500)."""
-
-
-@dataclass(frozen=True)
-class CapacitanceInverse:
-    """P of one training set and one t, which only knows the first pivots."""
-
-    lower: NDArray[Any]
-    """Cholesky factor of B, of shape (p, p), or of Qᵀ B Q, of shape (k, k)."""
-    basis: NDArray[Any] | None
-    """Q, of shape (p, k)."""
-    removed: NDArray[Any] | None
-    """Z with B⁻¹ − Z Zᵀ = P, of shape (p, h)."""
-
-    @classmethod
-    def of(
-        cls, gram: Array, pivot_factor: Array, complement: Array, kept: NDArray[np.bool_], t: float
-    ) -> "CapacitanceInverse":
-        """Make P of Fᵀ C² F, F[S], N and a mask of the pivots that are kept, all of the first p pivots."""
-        if not kept.any():
-            return cls(np.empty((0, 0)), np.empty((len(gram), 0)), None)
-        matrix = gram * (1.0 / t)
-        if complement.shape[1] > len(gram) // 2:
-            basis = np.ascontiguousarray(np.linalg.qr(pivot_factor[kept].T)[0])
-            small = np.empty((basis.shape[1], basis.shape[1]))
-            blas.gemm(small, basis, blas.product(matrix, basis), transpose_a=True)
-            return cls(small_cholesky(small, 1.0), basis, None)
-        lower = small_cholesky(matrix, 1.0)
-        if not complement.shape[1]:
-            return cls(lower, None, None)
-        half = complement.copy()
-        blas.solve_lower(lower, half)
-        # With orthonormal columns of L⁻¹ N, B⁻¹ N (Nᵀ B⁻¹ N)⁻¹ Nᵀ B⁻¹ = Z Zᵀ.
-        removed = np.ascontiguousarray(np.linalg.qr(half)[0])
-        blas.solve_lower(lower, removed, transpose=True)
-        return cls(lower, None, removed)
-
-    def astype(self, dtype: Any) -> "CapacitanceInverse":
-        """Copy in another precision."""
-        arrays = (self.lower, self.basis, self.removed)
-        return CapacitanceInverse(*(None if array is None else array.astype(dtype, copy=False) for array in arrays))  # type: ignore[arg-type]
-
-    def apply(self, vectors: Array) -> Array:
-        """P V of vectors of shape (r, k) with r ≥ p; rows from p on are zero."""
-        found, rank = np.zeros(vectors.shape), len(self.lower if self.basis is None else self.basis)
-        if not len(self.lower):
-            return found
-        sizes = column_sizes(vectors)  # float32 has a small range
-        scaled = np.ascontiguousarray((vectors[:rank] / sizes).astype(self.lower.dtype))
-        inner = scaled if self.basis is None else _product(self.basis, scaled, transpose=True)
-        removed = None if self.removed is None else _product(self.removed, inner, transpose=True)
-        blas.solve_lower(self.lower, inner)
-        blas.solve_lower(self.lower, inner, transpose=True)
-        if self.removed is not None and removed is not None:
-            blas.gemm(inner, self.removed, removed, alpha=-1.0, beta=1.0)
-        found[:rank] = inner if self.basis is None else _product(self.basis, inner)
-        return found * sizes
+CAPACITANCE_FLOPS = 1.5
+"""Time of the small matrices of one training set over that of r³ operations of products (measured: ranks of 1,900, ten
+values of λ)."""
 
 
 def shared(shifts: Array) -> Array:
@@ -121,12 +63,6 @@ def shared(shifts: Array) -> Array:
     for t in np.unique(shifts):
         if t in found:  # none that is smaller has taken it
             found[(shifts >= t) & (shifts <= MAX_SHARED_RATIO * t) & (found == shifts)] = t
-    return found
-
-
-def _product(a: NDArray[Any], b: NDArray[Any], *, transpose: bool = False) -> NDArray[Any]:
-    found = np.empty((a.shape[1] if transpose else a.shape[0], b.shape[1]), a.dtype)
-    blas.gemm(found, a, b, transpose_a=transpose)
     return found
 
 
@@ -161,7 +97,8 @@ class FoldLowRank(Preconditioner):
             if lowest <= MAX_SHIFT_RAISE * smallest:
                 self.precision, self._least = "float32", np.maximum(self._least, lowest)
         self._assign(sets, shift)
-        self._capacitances = dict[tuple[int, float], CapacitanceInverse]()
+        self._capacitances = dict[tuple[int, float], NDArray[Any]]()
+        """Cholesky factors of B of the first pivots, by set and t."""
         if factor.rank:
             grams = [self._gram(each) for each in squares]  # by separate tasks
             with ThreadPoolExecutor(n_threads) as pool:
@@ -198,30 +135,19 @@ class FoldLowRank(Preconditioner):
         second = self.factor.project(c * (c * self.factor.expand(first / (norms or 1.0))))
         return float(np.linalg.norm(second))
 
-    def _capacitances_of(self, f: int, squares: Array, gram: Array) -> dict[tuple[int, float], CapacitanceInverse]:
-        """Matrices of a training set for all t of its columns."""
-        values = np.unique(self._t[self.sets.of_column == f])
-        if not len(values):
-            return {}
-        factor = self.factor
-        kept, dtype = squares[factor.index] > 0, np.float32 if self.precision == "float32" else np.float64
-        # F[S] is triangular, so that the first rows of N belong to the first pivots.
-        left_out = np.flatnonzero(~kept)
-        complement = np.zeros((factor.rank, len(left_out)))
-        complement[left_out, np.arange(len(left_out))] = 1.0
-        blas.solve_lower(factor.pivot_factor, complement)
-        whole = float((squares * factor.diagonal).sum())
+    def _capacitances_of(self, f: int, squares: Array, gram: Array) -> dict[tuple[int, float], NDArray[Any]]:
+        """Small matrices of a training set for all t of its columns."""
+        factor, found = self.factor, dict[tuple[int, float], NDArray[Any]]()
+        dtype = np.float32 if self.precision == "float32" else np.float64
         # ‖F‖² of the first columns is what they take from the trace.
+        whole = float((squares * factor.diagonal).sum())
         left = np.maximum(whole - np.concatenate([[0.0], np.cumsum(gram.diagonal())]), 0.0)
         means = left / np.maximum(np.count_nonzero(squares) - np.arange(len(left)), 1)
-
-        def capacitance(t: float) -> CapacitanceInverse:
+        for t in np.unique(self._t[self.sets.of_column == f]).tolist():
             enough = np.flatnonzero(means <= MAX_RESIDUAL_FRACTION * t)
             p = max(int(enough[0]) if len(enough) else factor.rank, 1)
-            basis = complement[:p, : np.count_nonzero(~kept[:p])]
-            return CapacitanceInverse.of(gram[:p, :p], factor.pivot_factor[:p, :p], basis, kept[:p], t).astype(dtype)
-
-        return {(f, t): capacitance(t) for t in values.tolist()}
+            found[f, t] = small_cholesky(gram[:p, :p] * (1.0 / t), 1.0).astype(dtype, copy=False)
+        return found
 
     @cached_property
     def _whole(self) -> tuple[Array, Array]:
@@ -252,8 +178,13 @@ class FoldLowRank(Preconditioner):
         inner = self.factor.project(c * residuals, self.precision)
 
         def multiply(which: tuple[int, float]) -> None:
-            here = np.flatnonzero((sets == which[0]) & (t == which[1]))
-            inner[:, here] = self._capacitances[which].apply(inner[:, here])
+            here, lower = np.flatnonzero((sets == which[0]) & (t == which[1])), self._capacitances[which]
+            vectors = inner[:, here]
+            sizes = column_sizes(vectors)  # float32 has a small range
+            solved = np.ascontiguousarray((vectors[: len(lower)] / sizes).astype(lower.dtype))
+            blas.solve_lower(lower, solved)
+            blas.solve_lower(lower, solved, transpose=True)
+            inner[: len(lower), here], inner[len(lower) :, here] = solved * sizes, 0.0
 
         distinct = dict.fromkeys(zip(sets.tolist(), t.tolist(), strict=True))
         if 2.0 * self.factor.rank**2 * len(columns) < blas.SMALL_FLOPS:  # to start threads would take longer

@@ -404,9 +404,8 @@ def test_the_first_pivots_of_a_set_suffice_for_large_shifts():
     t = np.maximum(shift, (c**2 * factor.residual_diagonal).sum() / (41 - np.count_nonzero(c[factor.index])))
 
     def of_rank(rank, j):
-        pivots = factor.index[:rank][c[factor.index[:rank]] > 0]
-        low = A[:, pivots] @ np.linalg.solve(A[np.ix_(pivots, pivots)], A[pivots])
-        return np.linalg.solve(c[:, None] * low * c + t[j] * np.eye(41), R[:, j])
+        C_F = c[:, None] * rows_of(factor)[:, :rank]
+        return np.linalg.solve(C_F @ C_F.T + t[j] * np.eye(41), R[:, j])
 
     ranks = [[r for r in range(36) if np.allclose(of_rank(r, j), found[:, j], 1e-8, 1e-14)] for j in range(3)]
     assert ranks[0][0] == 35 > ranks[2][0] and ranks[1]

@@ -52,21 +52,18 @@ def low_rank(which_shift, which_scale, rank=7, dtype=np.float64, matrix=A):
 
 
 def folds(rank, weighted, n_threads=1):
-    """The partial factor of each training set, the pivots that it leaves out being none."""
+    """The rows of a partial factor that each training set has."""
     c = np.sqrt(np.random.default_rng(4).uniform(0.2, 3.0, N)) if weighted else np.ones(N)
     masks = np.stack([np.arange(N) % 3 != 0, np.arange(N) > 9, np.arange(N) < 4], axis=1)
     F, shift = partial_factor(A, rank), np.array([0.5, 50.0, 700.0])
-    sets = TrainingSets(c[:, None] * masks, np.arange(3))
+    sets, rows = TrainingSets(c[:, None] * masks, np.arange(3)), rows_of(F)
 
     def inverse(k):
         own = sets.scale()[:, k]
         n_kept = np.count_nonzero(own[F.index])
         t = max(shift[k], (own**2 * F.residual_diagonal).sum() / max(N - n_kept, 1))
-        pivots, low = F.index[own[F.index] > 0], np.zeros((N, N))
-        if len(pivots):
-            low = A[:, pivots] @ np.linalg.solve(A[np.ix_(pivots, pivots)], A[pivots])
         P = np.diag((own > 0).astype(float))  # residuals are zero where a set has no rows
-        return P @ np.linalg.inv(own[:, None] * low * own + t * np.eye(N)) @ P
+        return P @ np.linalg.inv(own[:, None] * (rows @ rows.T) * own + t * np.eye(N)) @ P
 
     return FoldLowRank(F, sets, shift, n_threads=n_threads), inverse
 
