@@ -70,12 +70,14 @@ class PlannedWork:
         except GivenUpError as error:  # which keeps in memory what the iterations hold
             text, reached = str(error), error.reached
         direct = plan.with_factorisation(Reason(GIVEN_UP, text))
+        lost, seconds = progress.take_stages(), time.perf_counter() - begun
+        peak_bytes = peak_resident_bytes() if plan.execution != "dask" else 0
         if direct is None:
             with suppress(PlanError):
-                return self._with_solver(Cholesky(), text)
+                direct, (first, *others) = self._with_solver(Cholesky(), text)
+                return direct, (with_time_before(first, direct, lost, seconds, peak_bytes), *others)
             return plan, models
-        models, lost, seconds = (), progress.take_stages(), time.perf_counter() - begun
-        peak_bytes = peak_resident_bytes() if plan.execution != "dask" else 0
+        models = ()
         reached = reached if direct.form == plan.form else None
         if request.settings.store is not None:
             keeps = plan.problem.loss == "logistic" and direct.form == plan.form

@@ -62,7 +62,7 @@ class FittedFunction:
 
     def __getstate__(self) -> dict[str, Any]:
         state = {field.name: getattr(self, field.name) for field in fields(self)}  # without K(x, X)
-        return state | {"device": "auto"}
+        return state | ({"device": "auto"} if self.device == "cuda" else {})
 
     @property
     def n_targets(self) -> int:

@@ -93,6 +93,8 @@ class Posteriors:
         data: Sequence[Rows] | None = None,
     ) -> None:
         changes: dict[str, Any] = {"uncertainty": False}  # fits here keep nothing
+        if request.settings.device == "cuda":  # which a copy elsewhere may not have, and factors do not need
+            changes["device"] = "auto"
         if request.features is not None:
             changes["form"] = "primal"
         elif kernel.is_plain or feature_map(kernel, request.rows.shape[1]) is None:  # no grid was worth it

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.cluster.process import confinement, usable_threads
+from dkrr.config import setting
 from dkrr.data import DaskRows, MemoryRows, Rows, refuse_changed
 from dkrr.data.dask_rows import PartitionRows, row_major
 from dkrr.data.rows import check_finite
@@ -40,6 +41,10 @@ ALONE_ENTRIES, ALONE_FLOPS = 2**13, 2.0**19
 entries of a matrix times a vector, and 2**18 multiplications in a product of matrices)."""
 GPU_ROWS = 8192
 """Training rows of a block on a GPU."""
+GPU_RANGE_BYTES = 32 * 2**20
+"""Most bytes of them."""
+MIN_GPU_ENTRIES = 1e7
+"""Entries of K(x, X) below which no GPU is thought of."""
 LEAST_BYTES = 2**30
 """Free memory of a GPU with which predictions use it without being told to: rows, and some blocks of 64 MiB."""
 LAZY_BLOCK_BYTES = 16 * 2**20
@@ -160,9 +165,9 @@ def _on_gpu(model: FittedFunction, n: int) -> Iterator[CrossGram | None]:
         return
     assert model.rows is not None
     with opened.lock:  # two predictions at a time would need twice its memory
-        room = opened.now.free_bytes // 2
-        with DeviceExecutor(opened.device, GPU_ROWS, room) as executor:
-            yield executor.cross_gram(model.kernel, model.rows)
+        room, height = opened.now.free_bytes // 2, GPU_RANGE_BYTES // (8 * model.n_features)
+        with DeviceExecutor(opened.device, max(1, min(GPU_ROWS, height)), room) as executor:
+            yield executor.cross_gram(model.kernel, model.rows, may_fall_back=model.device == "auto")
 
 
 def gpu_for(model: FittedFunction, n: int) -> OpenedGpu | None:
@@ -174,12 +179,13 @@ def gpu_for(model: FittedFunction, n: int) -> OpenedGpu | None:
         If a GPU was requested, and there is none.
     """
     rows = model.rows
-    if model.device == "cpu" or model.coef is not None or rows is None or rows.is_sparse:
+    if model.coef is not None or rows is None or (model.device == "auto" and n * rows.shape[0] < MIN_GPU_ENTRIES):
         return None
+    device = setting("device") if model.device == "auto" else model.device
     (n_training, d), kernel = rows.shape, model.kernel.resolved(rows.shape[1])
-    if refusal(kernel):
+    if device == "cpu" or rows.is_sparse or refusal(kernel):
         return None
-    if model.device == "cuda" and not is_fork_of_opened():
+    if device == "cuda" and not is_fork_of_opened():
         return open_gpu()
     entries = float(n) * n_training
     here, gpu = entries * kernel.nominal_seconds(d) / usable_threads(), known_gpu()

@@ -80,7 +80,7 @@ P = TypeVar("P", bound=Timed)
 
 
 DUAL_ON_GPU = Reason("gpu-requested", "dual, since device='cuda' was requested: a GPU multiplies by K")
-CG_ON_GPU = Reason("gpu-requested", "conjugate gradient, since that is all that a GPU does")
+CG_ON_GPU = Reason("gpu-iterates", "device='cuda' was requested, and a GPU iterates")
 
 
 def for_device(problem: Problem) -> Problem:

@@ -91,27 +91,29 @@ class Settings:
         return cls(**given)._on_device()
 
     def _on_device(self) -> Self:
-        """Settings with the device, of Dask's configuration where none is given; a GPU that is wanted is opened.
+        """Settings with the device of Dask's configuration, where none is given; a GPU that is wanted is opened.
 
         Raises
         ------
         InputError
             If there is none that can be used, or another setting excludes it.
         """
-        device: DeviceName = setting("device") if self.device == "auto" else self.device
-        if device == "cuda":
+        if self.device == "auto":
+            device = setting("device")
+            if device == "cuda":
+                open_gpu()  # plans compare it from now on
+            return replace(self, device="cpu") if device == "cpu" else self
+        if self.device == "cuda":
             conflict = needs_cpu(self.form, self.solver)
             if self.uncertainty == "intervals":
                 conflict = "uncertainty is 'intervals', for which models without a fold follow from a factor"
-            if conflict and self.device == "auto":  # what is given comes before a default
-                return replace(self, device="cpu")
             if conflict:
                 raise InputError(
                     f"device is 'cuda' and {conflict}; expected device='auto' or 'cpu', or settings with which "
                     f"conjugate gradient in dual form is possible: that is what a GPU does"
                 )
             open_gpu()
-        return self if device == self.device else replace(self, device=device)
+        return self
 
     def problem_fields(self) -> dict[str, Any]:
         """Fields of Problem that follow from them."""

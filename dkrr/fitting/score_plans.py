@@ -217,9 +217,10 @@ def _none(problem: Problem, sizes: FoldSizes, against: list[Reason]) -> PlanErro
     if against:
         return MemoryLimitError("; ".join(against))
     if sizes.is_loo:
+        who, other = ("device", "cpu") if problem.device == "cuda" else ("solver", "cholesky")
         return InputError(
-            "leave-one-out takes a Cholesky factor for each λ, and solver asks for conjugate gradient; expected "
-            "solver='auto' or 'cholesky', or a number of folds: give cv=5"
+            f"leave-one-out takes a Cholesky factor for each λ, and {who} asks for conjugate gradient; expected "
+            f"{who}='auto' or {other!r}, or a number of folds: give cv=5"
         )
     return InputError(
         f"solver is {problem.solver!r}, whose factor serves a single training set; expected 'auto', 'cholesky' or 'cg'"

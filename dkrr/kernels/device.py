@@ -287,7 +287,9 @@ class _Distances(_Leaf):
     Rows are scaled, so that the function has no parameter. `n` and `m` are squared norms, `g` the product of matrices.
     """
 
-    n_arrays = 2
+    n_arrays = 3
+    given_from: float
+    """Squared norm from which differences are those of rows as given: less an origin they would have lost digits."""
 
     def __init__(self, kernel: Any, device: Device) -> None:
         super().__init__(kernel, device)
@@ -312,7 +314,9 @@ class _Distances(_Leaf):
         rows = centred.astype(dtype, copy=False)
         norms = squared_norms(rows)  # of the rounded rows, so that equal ones have the distance 0
         largest = float(norms.max(initial=0.0))
-        return [(rows, largest), (norms.astype(dtype)[:, None], largest)]
+        width = X.shape[1] if dtype == "float64" and largest > self.given_from else 0
+        given = np.asarray(X[:, :width], dtype)
+        return [(rows, largest), (norms.astype(dtype)[:, None], largest), (given, 0.0)]
 
     def _squared(self, g: DeviceArray, n: DeviceArray, m: DeviceArray) -> DeviceArray:
         return self.device.xp.maximum(n + m - (g + g), 0.0)
@@ -321,7 +325,7 @@ class _Distances(_Leaf):
         return self._decay(self._squared(*arrays))
 
     def block(self, left: Prepared, right: Prepared, dtype: str, *, same: bool) -> DeviceArray:
-        xp, (x, n), (z, m) = self.device.xp, left.arrays, right.arrays
+        xp, (x, n, x_given), (z, m, z_given) = self.device.xp, left.arrays, right.arrays
         g = xp.matmul(x, z.T)
         refined = self._refined(left.sizes[0] + right.sizes[0], int(x.shape[1]), dtype)
         if refined is None and not same:
@@ -330,14 +334,19 @@ class _Distances(_Leaf):
         del g
         if refined is not None:
             mask = self._is_near(squares, n, m.T, refined.intercept, refined.slope, refined.limit)
-            self._refine(squares, mask, x, z)
+            if x_given.shape[1] and z_given.shape[1]:
+                self._refine(squares, mask, x_given, z_given, self.device.array(np.asarray(self._scales(), dtype)))
+            else:  # rows that are so far from each other have no such entry
+                self._refine(squares, mask, x, z)
         if same:
             number = xp.arange(left.n)
             squares = xp.where(number[:, None] == number[None, :], xp.zeros_like(squares), squares)
         return self._of_squares(squares)
 
-    def _refine(self, squares: DeviceArray, mask: DeviceArray, x: DeviceArray, z: DeviceArray) -> None:
-        """Compute the entries of a mask again, from differences of the rows."""
+    def _refine(
+        self, squares: DeviceArray, mask: DeviceArray, x: DeviceArray, z: DeviceArray, scales: DeviceArray = None
+    ) -> None:
+        """Compute the entries of a mask again, from differences of rows, which are scaled then or were before."""
         xp = self.device.xp
         i, j = xp.nonzero(mask)
         count = int(i.shape[0])
@@ -347,6 +356,7 @@ class _Distances(_Leaf):
         for start in range(0, count, height):
             part = slice(start, min(start + height, count))
             difference = xp.take(x, i[part], axis=0) - xp.take(z, j[part], axis=0)
+            difference = difference if scales is None else difference * scales
             parts.append(xp.sum(difference * difference, axis=1))
         squares[mask] = xp.concat(parts) if len(parts) > 1 else parts[0]
 
@@ -371,6 +381,8 @@ VANISHING_EXPONENT = 50.0
 
 
 class _Gaussians(_Distances):
+    given_from = REFINE_EXPONENT[np.dtype(np.float64)] / 4
+
     def _scales(self) -> Array:
         return np.asarray(np.sqrt(self.kernel.gamma))
 
@@ -385,6 +397,8 @@ class _Gaussians(_Distances):
 
 
 class _Materns(_Distances):
+    given_from = 1e5
+
     def _scales(self) -> Array:
         return np.asarray(sqrt(2.0 * self.kernel.nu) / np.asarray(self.kernel.length_scale))
 

@@ -23,8 +23,8 @@ from scipy.linalg import solve_triangular
 from dkrr.cluster import Meter, SerialExecutor, Task
 from dkrr.cluster.tasks import TaskRecord
 from dkrr.data import Rows
-from dkrr.data.rows import Block
-from dkrr.errors import MemoryLimitError
+from dkrr.data.rows import Block, dense
+from dkrr.errors import InputError, MemoryLimitError
 from dkrr.kernels import Kernel
 from dkrr.kernels.device import Device, DeviceArray, DeviceKernel, Prepared
 from dkrr.linalg import factor_rows
@@ -43,8 +43,8 @@ STRIP_ROWS = 4096
 they are added in float64."""
 MIN_SIDE = 256
 """Rows of a block below which no smaller one is tried."""
-MEAN_ROWS = 4096
-"""Rows that are read at once for their mean."""
+SAMPLED_ROWS, SAMPLED_BYTES = 1024, 16 * 2**20
+"""Most rows, and bytes of rows, whose medians are the origin."""
 
 
 @dataclass
@@ -71,12 +71,11 @@ class DeviceRows:
 
     @classmethod
     def of(cls, kernel: Kernel, rows: Rows, device: Device, height: int, most_bytes: float) -> Self:
-        """Rows with the mean of all of them as origin."""
+        """Rows with the medians of some of them as origin, which a few rows far away do not move."""
         n, d = rows.shape
-        total = np.zeros(d)
-        for some in _slices(slice(0, n), MEAN_ROWS):
-            total += np.asarray(rows.read(some.start, some.stop)).sum(axis=0, dtype=np.float64)
-        return cls(rows, DeviceKernel(kernel.resolved(d), device, total / n), height, most_bytes)
+        sample = np.linspace(0, n - 1, max(1, min(n, SAMPLED_ROWS, SAMPLED_BYTES // (8 * d)))).astype(np.intp)
+        origin = np.median(np.asarray(rows.take(sample), np.float64), axis=0)
+        return cls(rows, DeviceKernel(kernel.resolved(d), device, origin), height, most_bytes)
 
     def cuts(self, start: int, stop: int) -> Iterator[slice]:
         """Ranges of rows, none across a multiple of the height."""
@@ -409,9 +408,9 @@ class DeviceExecutor(SerialExecutor):
 
     # Rows of a partial factor
 
-    def cross_gram(self, kernel: Kernel, rows: Rows) -> "DeviceCrossGram":
+    def cross_gram(self, kernel: Kernel, rows: Rows, *, may_fall_back: bool = False) -> "DeviceCrossGram":
         """K(x, X) of a kernel and training rows."""
-        return DeviceCrossGram(self, kernel, rows)
+        return DeviceCrossGram(self, kernel, rows, may_fall_back=may_fall_back)
 
     def factor(self, rows: FactorRows) -> FactorOnDevice:
         """F as the device has it; new and empty where it has none."""
@@ -472,22 +471,31 @@ class DeviceCrossGram(ComputedCrossGram):
     kernel : Kernel
     rows : Rows
         Training rows X, dense.
+    may_fall_back : bool
+        Products that the device cannot compute, for its memory or the range of the rows, are computed here.
     """
 
-    def __init__(self, executor: DeviceExecutor, kernel: Kernel, rows: Rows) -> None:
+    def __init__(self, executor: DeviceExecutor, kernel: Kernel, rows: Rows, *, may_fall_back: bool) -> None:
         super().__init__(kernel, rows)
-        self._executor = executor
+        self._executor, self._may_fall_back = executor, may_fall_back
         self._coefs: dict[int, tuple[Array, DeviceArray]] = {}
         """By their identity, arrays of the last call on the device."""
 
-    def add_times(self, x: Block, coefs: Sequence[Array], outs: Sequence[Array], first: int | None = None) -> None:  # noqa: ARG002
-        for out, found in zip(outs, self._executor.within_memory(self._products, x, coefs), strict=True):
-            out += found
+    def add_times(self, x: Block, coefs: Sequence[Array], outs: Sequence[Array], first: int | None = None) -> None:
+        errors = (MemoryLimitError, InputError) if self._may_fall_back else ()
+        found: list[Array] | None = None
+        with suppress(*errors):
+            found = self._executor.within_memory(self._products, x, coefs)
+        if found is None:
+            super().add_times(x, coefs, outs, first)
+            return
+        for out, product in zip(outs, found, strict=True):
+            out += product
 
     def _products(self, x: Block, coefs: Sequence[Array]) -> list[Array]:
         device, rows = self._executor.device, self._executor.rows_of(self.kernel, self.rows)
         found = {id(coef): self._coefs.get(id(coef)) or (coef, device.array(coef)) for coef in coefs}
-        self._coefs, left = found, rows.kernel.rows(np.asarray(x), "float64")
+        self._coefs, left = found, rows.kernel.rows(np.asarray(dense(x)), "float64")
         totals = [device.zeros((left.n, coef.shape[1])) for coef in coefs]
         for cut in rows.cuts(0, self.n):
             block = rows.kernel.block(left, rows[cut, "float64"], "float64")
@@ -502,7 +510,7 @@ class DeviceCrossGram(ComputedCrossGram):
     def _adjoint(self, x: Block, values: Array) -> Array:
         device, rows = self._executor.device, self._executor.rows_of(self.kernel, self.rows)
         out = np.empty((self.n, values.shape[1]))
-        right, columns = rows.kernel.rows(np.asarray(x), "float64"), device.array(values)
+        right, columns = rows.kernel.rows(np.asarray(dense(x)), "float64"), device.array(values)
         for cut in rows.cuts(0, self.n):
             block = rows.kernel.block(rows[cut, "float64"], right, "float64")
             out[cut] = device.host(device.xp.matmul(block, columns))

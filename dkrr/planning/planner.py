@@ -124,8 +124,12 @@ def _check_layout(layout: Layout, problem: Problem) -> None:
         verb = "continues" if layout.given_up else "began"
         raise WrongStoreError(
             f"the store {layout.store} holds a run that {verb} with solver={layout.solver!r}, but another was "
-            f"requested; give the same solver, or another store="
+            f"requested{_by_device(problem)}; give the same solver, or another store="
         )
+
+
+def _by_device(problem: Problem) -> str:
+    return ", by device='cuda'" if problem.device == "cuda" else ""
 
 
 def _check_intervals(problem: Problem) -> None:
@@ -326,7 +330,8 @@ def _refuse(methods: Sequence[Method], candidates: list[Strategy], problem: Prob
     if not candidates and problem.device == "cuda":
         raise PlanError("device is 'cuda', where only conjugate gradient in dual form runs; expected device='auto'")
     possible = [c for c in candidates if c.refused not in (NOT_SMALL, NOT_SMALL_FOR_CLUSTER, NO_FACTOR_LEFT)]
-    if not possible or (all(c.execution == "memory" for c in possible) and problem.tile is None):
+    is_too_large = all(c.execution == "memory" and c.is_direct for c in possible) and problem.tile is None
+    if is_too_large:
         dimension = "infinite" if problem.dimension is None else format_count(problem.dimension)
         iterative = _conjugate_gradient_with_room(methods, problem, resources, candidates[0].form) if candidates else ""
         raise PlanError(

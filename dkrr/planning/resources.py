@@ -159,7 +159,7 @@ class Profile:
 TRANSFER_BYTES = 6e9
 """Bytes per second between memory of the host and a GPU, an assumption: pageable memory over PCI Express."""
 HOST_SECONDS = 4e-9
-"""Time of the host for a number of a row: its mean, centring, rounding."""
+"""Time of the host for a number of a row: centring, rounding."""
 OPENING_SECONDS = 5e-3
 """Time of the first call on a GPU, besides: memory that is got and given back."""
 ENTRY_PASSES = 4
@@ -202,7 +202,7 @@ class Gpu:
         return flops / self.flops(precision) + passes * (4 if precision == "float32" else 8) / self.pass_bytes
 
     def upload_seconds(self, n: int, n_columns: int) -> float:
-        """Time until rows are on it: their mean, what is prepared on the host, and the transfer."""
+        """Time until rows are on it: what is prepared on the host, and the transfer."""
         return OPENING_SECONDS + n * (n_columns + 1) * (HOST_SECONDS + 8 / TRANSFER_BYTES)
 
 

@@ -15,7 +15,7 @@ from dkrr.fitting.kept_preconditioner import KeptPreconditioner
 from dkrr.kernels import RBF, Linear, Matern
 from dkrr.linalg import device_products
 from dkrr.linalg.column_sources import GramColumns
-from dkrr.linalg.device_products import DeviceCrossGram, DeviceExecutor
+from dkrr.linalg.device_products import DeviceExecutor
 from dkrr.linalg.gram_products import TiledOperator
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.sources import GramTiles
@@ -127,7 +127,7 @@ def test_columns_that_are_kept_serve_here_and_there_and_for_more_rows(tmp_path, 
 @every_namespace
 def test_predictions_and_their_adjoint_are_those_of_the_whole_matrix(xp):
     kernel, x, coefs = Matern(nu=1.5), random(30, 3, seed=2), [random(N, t, seed=t) for t in (1, 2)]
-    cross, K = DeviceCrossGram(on_gpu(xp), kernel, MemoryRows(X)), kernel(x, X)
+    cross, K = on_gpu(xp).cross_gram(kernel, MemoryRows(X)), kernel(x, X)
     outs = [np.ones((30, t)) for t in (1, 2)]
     cross.add_times(x, coefs, outs)
     for coef, out in zip(coefs, outs, strict=True):

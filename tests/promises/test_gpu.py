@@ -18,7 +18,7 @@ import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV
 from dkrr.errors import ConvergenceWarning, InputError, MemoryLimitError, PlanError
 from dkrr.fitting import prediction, request_plans
-from dkrr.kernels import RBF
+from dkrr.kernels import RBF, Matern
 from dkrr.linalg import device_products
 from dkrr.machine import gpu
 from dkrr.solvers import ConjugateGradient
@@ -183,14 +183,57 @@ def test_a_factor_takes_over_on_the_cpu_where_iterations_fail_or_a_factor_is_nee
     assert_allclose(grown.predict(X), model.predict(X), rtol=0, atol=1e-6)
 
 
-def test_a_default_of_the_configuration_gives_way_to_what_is_given(card):
+def test_a_default_of_the_configuration_opens_a_gpu_and_leaves_the_choice_to_the_plan(monkeypatch):
+    monkeypatch.setattr(gpu, "_found", None)
+    monkeypatch.setattr(gpu, "_opened", lambda: gpu.OpenedGpu(gpus.MadeUpDevice(), gpus.made_up(60 * gpus.GIB)))
     with dask.config.set({"dkrr.device": "cuda"}):
-        assert is_on_gpu(KernelRidge(**MODEL).fit(X, Y).plan_)
-        assert not is_on_gpu(KernelRidge(**MODEL, solver="cholesky").fit(X, Y).plan_)
-        assert not is_on_gpu(KernelRidge(**MODEL, uncertainty="intervals").fit(X, Y).plan_)
-        assert not is_on_gpu(KernelRidge(**MODEL, device="cpu").fit(X, Y).plan_)
-        with pytest.raises(InputError, match="device is 'cuda' and uncertainty is 'intervals'"):
-            KernelRidge(**MODEL, device="cuda", uncertainty="intervals").fit(X, Y)
+        assert not is_on_gpu(KernelRidge(**MODEL, device="cpu").fit(X, Y).plan_) and gpu.known_gpu() is None
+        for settings in ({}, {"solver": "cholesky"}, {"kernel": "laplacian"}, {"uncertainty": "intervals"}):
+            assert not is_on_gpu(KernelRidge(**MODEL | settings).fit(X, Y).plan_) and gpu.known_gpu() is not None
+        assert is_on_gpu(dkrr.plan(n_samples=100_000, n_features=20, kernel="rbf"))
+    with dask.config.set({"dkrr.device": "cpu"}):
+        assert not is_on_gpu(dkrr.plan(n_samples=100_000, n_features=20, kernel="rbf"))
+    with pytest.raises(InputError, match="device is 'cuda' and uncertainty is 'intervals'"):
+        KernelRidge(**MODEL, device="cuda", uncertainty="intervals").fit(X, Y)
+
+
+@pytest.mark.parametrize("kernel", [RBF(gamma=0.2), Matern(nu=0.5, length_scale=2.0)], ids=str)
+@pytest.mark.parametrize("far", [1e12, 1e20, 1e100])
+def test_rows_far_from_all_others_take_no_digits_from_them(card, kernel, far):
+    """One value, which moves a mean; and a second cluster, which no origin is near."""
+    for move in (np.arange(N) == 5, np.arange(N) < N // 3):
+        rows = X.copy()
+        rows[move, 1] = far if move.sum() == 1 else far * (1.0 + np.arange(move.sum()))
+        found, expected = (KernelRidge(0.1, kernel=kernel, device=one).fit(rows, Y) for one in ("cuda", "cpu"))
+        assert_allclose(found.dual_coef_, expected.dual_coef_, rtol=0, atol=1e-6)
+        assert_allclose(found.predict(X), expected.predict(X), rtol=0, atol=1e-6)
+
+
+def test_other_rows_than_those_of_the_fit_may_be_sparse(card):
+    model = KernelRidge(**MODEL, device="cuda").fit(X, Y)
+    assert_allclose(model.predict(sp.csr_array(X[:50])), model.predict(X[:50]), rtol=0, atol=1e-12)
+
+
+def test_predictions_that_were_not_asked_to_be_there_fall_back(monkeypatch):
+    monkeypatch.setattr(prediction, "MIN_GPU_ENTRIES", 0.0)
+    monkeypatch.setattr(prediction, "gpu_for", lambda *_: gpu.open_gpu())
+    full = gpus.install(monkeypatch, gpus.MadeUpDevice(most=10))
+    model = KernelRidge(**MODEL).fit(X, Y)
+    expected = model.set_params(device="cpu")._model
+    found = model.set_params(device="auto").predict(X)
+    assert full.refused and expected is not None
+    gpus.install(monkeypatch)
+    beyond = X.copy()
+    beyond[3] = 1e200
+    assert_allclose(model.predict(beyond)[3], 0.0, atol=1e-12)
+    assert_allclose(model.predict(X), found, rtol=0, atol=1e-12)
+
+
+def test_too_little_memory_here_and_a_search_that_factors_have_their_own_words(card):
+    with pytest.raises(MemoryLimitError, match="no plan fits in memory.*smallest memory_limit that suffices"):
+        KernelRidge(**MODEL, device="cuda", memory_limit="10MiB").fit(X, Y)
+    with pytest.raises(InputError, match="device asks for conjugate gradient; expected device='auto' or 'cpu'"):
+        KernelRidgeCV([0.1, 1.0], kernel="rbf", cv="loo", device="cuda").fit(X, Y)
 
 
 def test_a_fork_of_a_process_with_a_gpu_predicts_and_is_told_why_it_cannot_fit(card):

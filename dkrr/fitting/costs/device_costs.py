@@ -96,12 +96,12 @@ class DeviceDual(IterativeDual):
     def _all_row_bytes(self) -> int:
         """Bytes of all rows on the GPU, in both types."""
         p = self.problem
-        return n_leaves(p.kernel) * (4 + 8) * p.n * (p.d + 1)
+        return n_leaves(p.kernel) * (4 + 2 * 8) * p.n * (p.d + 1)  # at most, of distances also as given
 
     def _rows_bytes(self) -> int:
         """Memory of the GPU for rows: all, or half of it, but no less than two ranges."""
         p = self.problem
-        each = n_leaves(p.kernel) * 8 * self._side() * (p.d + 1)
+        each = n_leaves(p.kernel) * 2 * 8 * self._side() * (p.d + 1)
         return min(self._all_row_bytes, max(self.usable_bytes // 2, 2 * each)) + each
 
     def device_bytes(self, rank: int) -> int:
@@ -293,8 +293,8 @@ def multiplied_on_device(p: Problem, r: Resources, method: Method) -> Iterator[S
     if not fitting and p.device == "cuda":
         least = min(found, key=lambda c: c.details.products.device_bytes)
         raise MemoryLimitError(
-            f"device is 'cuda', and conjugate gradient there {least.refused}; expected more free memory, fewer targets "
-            f"at a time, or device='cpu'. Nothing was computed"
+            f"device is 'cuda', and conjugate gradient there {least.refused}; expected more free memory, "
+            f"{'fewer targets at a time, ' if p.n_targets > 1 else ''}or device='cpu'. Nothing was computed"
         )
     yield from fitting or found[:1]
 

@@ -52,11 +52,15 @@ class DeviceCG(DualCG):
         found = [one for one in super().why(c, p, candidates) if one.code not in OF_CPU]
         if p.device == "auto":
             found.append(Reason("gpu-is-faster", "on the GPU, at the rates that were measured when it was opened"))
-        if products.float64_slowdown >= SLOW_FLOAT64:
+        if products.precision == "float32":
+            slower = f"{products.float64_slowdown:.2g} × the time"
+            text = f"products in float64 would take {slower}; the true residual is computed so"
+            found.append(Reason("float32-products", text))
+        elif products.float64_slowdown >= SLOW_FLOAT64:
             text = f"this GPU takes {products.float64_slowdown:.2g} × the time for products in float64"
             found.append(Reason("float64-is-slow", text))
         return found
 
 
-OF_CPU = ("tiles-formed-again", "threads-are-as-fast")
-"""Reasons for what only the CPU does."""
+OF_CPU = ("tiles-formed-again", "threads-are-as-fast", "float32-products")
+"""Codes of reasons in the words of the CPU."""
