@@ -18,7 +18,6 @@ matrix with few entry evaluations", Comm. Pure Appl. Math. 2024.
 
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -100,7 +99,7 @@ class FoldLowRank(Preconditioner):
         self._capacitances = dict[tuple[int, float], NDArray[Any]]()
         """Cholesky factors of B of the first pivots, by set and t."""
         if factor.rank:
-            grams = [self._gram(each) for each in squares]  # by separate tasks
+            grams = self._grams(squares)  # by separate tasks
             with ThreadPoolExecutor(n_threads) as pool:
                 for found in pool.map(self._capacitances_of, range(len(grams)), squares, grams):
                     self._capacitances |= found
@@ -149,22 +148,23 @@ class FoldLowRank(Preconditioner):
             found[f, t] = small_cholesky(gram[:p, :p] * (1.0 / t), 1.0).astype(dtype, copy=False)
         return found
 
-    @cached_property
-    def _whole(self) -> tuple[Array, Array]:
-        """Weights of all rows that any set has, and Fᵀ diag(w) F."""
-        squares = (self.sets.scales**2).max(axis=1)
-        return squares, self._symmetric(squares)
-
-    def _gram(self, squares: Array) -> Array:
-        """Fᵀ diag(w) F, of shape (r, r): of the rows of a set, or what those that are left out leave of all."""
-        whole, gram = self._whole
-        left_out = np.where(squares > 0, 0.0, whole)
-        n_left_out, n_used = np.count_nonzero(left_out), np.count_nonzero(squares)
-        if n_left_out == 0:
-            return gram.copy()
-        if n_left_out < n_used and (squares[squares > 0] == whole[squares > 0]).all():
-            return np.asarray(gram - self._symmetric(left_out))
-        return self._symmetric(squares)
+    def _grams(self, squares: Array) -> list[Array]:
+        """Fᵀ diag(w) F of every set, (r, r) each: of its rows, or what those that it leaves out leave of all."""
+        whole = squares.max(axis=0)
+        outs = np.where(squares > 0, 0.0, whole)
+        is_rest = np.array([(one[one > 0] == whole[one > 0]).all() for one in squares])
+        is_rest &= np.count_nonzero(outs, axis=1) < np.count_nonzero(squares, axis=1)
+        each = zip(np.where(is_rest[:, None], outs, squares), is_rest.tolist(), strict=True)
+        grams = [(self._symmetric(one), rest) for one, rest in each]
+        if not is_rest.any():
+            return [gram for gram, _ in grams]
+        if (np.count_nonzero(outs[is_rest], axis=0)[whole > 0] == 1).all():  # what is left out adds up to all rows
+            total = np.zeros_like(grams[0][0])
+            for gram, rest in grams:
+                total += gram if rest else 0.0
+        else:
+            total = self._symmetric(whole)
+        return [total - gram if rest else gram for gram, rest in grams]
 
     def _symmetric(self, squares: Array) -> Array:
         gram = self.factor.gram(squares, self.precision)
