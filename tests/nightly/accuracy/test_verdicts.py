@@ -125,7 +125,7 @@ class TestPosteriors:
         found = posteriors.Question(one).exact()
         scale = float(found.scales[0].mid())
         process = GaussianProcessRegressor(
-            scale * gaussian_kernels.RBF(gamma=np.sqrt(1 / 0.8)), alpha=scale * one.alpha, optimizer=None
+            scale * gaussian_kernels.RBF(length_scale=np.sqrt(1 / 0.8)), alpha=scale * one.alpha, optimizer=None
         ).fit(one.X, one.y[:, 0])
         _, std = process.predict(one.all_rows, return_std=True)
         np.testing.assert_allclose(np.sqrt(as_floats(found.variances * found.scales[0])), std, rtol=1e-7)
