@@ -36,8 +36,9 @@ from dkrr.text import plural
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
 
-MAX_SCORED_RESIDUAL = 0.3
-"""Relative residual from which on scores are computed; see EARLY_ERROR."""
+MAX_SCORED_RESIDUAL = 0.03
+"""Relative residual from which on scores are computed; see EARLY_ERROR. Where λ is 10⁻¹⁰ of the largest eigenvalue, a
+residual of 0.1 may leave scores wrong by more than half, and the best λ was given up (45 columns of molecules)."""
 STOPPED_RESIDUAL = 1e-2
 """Largest true residual with which λ that were given up still have scores."""
 EARLY_ERROR = 0.4
