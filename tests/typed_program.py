@@ -120,6 +120,7 @@ def known_of_containers(
     in_memory: list[NDArray[np.float64]] = [model.predict(frame), model.predict(table), model.predict(sparse)]
     lazy: list[dask.array.Array] = [model.predict(blocks), model.predict(stored)]
     assert in_memory or lazy
+    assert_type(dkrr.suggest(model, frame, 2), dkrr.Suggestion)
     assert_type(model.predict(cube), Predictions)
     assert_type(model.predict(cube, True), tuple[Predictions, Predictions])
 
