@@ -23,8 +23,18 @@ MODEL_OPTIONS = (
     "kernel gamma degree coef0 kernel_param alpha logistic one_vs_rest fit_intercept form solver tol solver_max_iter "
     "device memory_limit tile store scheduler"
 )
-ESTIMATOR_OPTIONS = tuple(
-    ["kernel", "gamma", "degree", "coef0", "form", "solver", "tol", "device", "memory_limit", "tile", "store"]
+ESTIMATOR_OPTIONS = (
+    "kernel",
+    "gamma",
+    "degree",
+    "coef0",
+    "form",
+    "solver",
+    "tol",
+    "device",
+    "memory_limit",
+    "tile",
+    "store",
 )
 """Options that are arguments of an estimator as they are."""
 SEARCH_OPTIONS = ("scoring", "fit_intercept", "solver", "tol", "device", "memory_limit")
