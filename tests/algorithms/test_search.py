@@ -286,6 +286,19 @@ def test_errors_far_smaller_than_the_targets_are_not_hidden_by_residuals(race, o
     assert search.best_score_ == pytest.approx(exact.best_score_, rel=0.02)
 
 
+def test_iterates_of_ill_conditioned_systems_do_not_decide_the_race():
+    """Far from a solution, small λ look worse than they are: with λ of 10⁻¹⁰ of the largest eigenvalue, by far."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((400, 8))
+    w = rng.standard_normal((8, 2))
+    y = np.sin(X @ w[:, 0] / 2) + (X @ w[:, 1]) ** 2 / 4 + 1e-2 * rng.standard_normal(400)
+    settings = {"gamma": 1e-3, "fit_intercept": True, "refit": False}
+    exact, search = (
+        KernelRidgeCV(np.geomspace(1e-7, 1e-3, 5), solver=s, **settings).fit(X, y) for s in ("cholesky", "cg")
+    )
+    assert search.best_score_ == pytest.approx(exact.best_score_, rel=0.1)
+
+
 DOCUMENTS = np.array(
     [f"{a} {b}" for a in ("one", "two", "four") for b in ("red", "red one", "two", "one six", "six")], object
 )
