@@ -53,7 +53,7 @@ def naive_product(a, b):
 def test_a_product_is_added_to_a_multiple_which_is_not_read_where_it_does_not_count(
     dtype, transpose_a, transpose_b, entries, m, n, k, alpha, beta
 ):
-    few = {"MANY_ENTRIES": 10**9} if entries is None else {"MANY_ENTRIES": 0, "CACHED_ENTRIES": entries}
+    few = {"MANY_ENTRIES": 10**9} if entries is None else {"MANY_ENTRIES": 0, "CACHED_BYTES": 8 * entries}
     a, b, c = random((m, k), dtype), random((k, n), dtype, 1), random((m, n), dtype, 2)
     wide = np.full((k, n + 2), np.nan, dtype)
     wide[:, 2:] = b  # for a single column GEMV's entries are a row apart
