@@ -30,7 +30,14 @@ from dkrr.kernels.device import Device, DeviceArray, DeviceKernel, Prepared
 from dkrr.linalg import factor_rows
 from dkrr.linalg.column_sources import DividedColumns, GramColumns
 from dkrr.linalg.cross_gram_products import ComputedCrossGram
-from dkrr.linalg.factor_rows import FactorRows, KeptColumns, LostRowsError, NewColumns
+from dkrr.linalg.factor_rows import (
+    FactorRows,
+    KeptColumns,
+    LostRowsError,
+    NewColumns,
+    rounded,
+    weights_within,
+)
 from dkrr.linalg.gram_products import Precision, TileGroup, multiply_group
 from dkrr.linalg.sources import GramTiles
 from dkrr.store import ChunkedArray
@@ -193,33 +200,53 @@ class FactorOnDevice:
             return self._device.array(lower)
         return self._device.array(solve_triangular(lower, np.eye(len(lower)), lower=True).T)
 
-    def gram(self, _: Meter, given: tuple[Array, Precision]) -> Array:
-        """Fᵀ diag(v) F, of shape (r, r), for v, of shape (n,), and a precision."""
-        device, (weights, precision) = self._device, given
+    def gram(self, _: Meter, part: slice, given: tuple[Array, Precision]) -> Array:
+        """Fᵀ diag(v) F of a part of the rows, of shape (r, r), for v, of shape (n,), and a precision."""
+        device, precision, weights = self._device, given[1], weights_within(part, given[0])
         total = device.zeros((self.rank, self.rank))
+        head = self.rank if precision == "float64" else min(factor_rows.HEAD_COLUMNS, self.rank)
         for cut, strip in self.strips():
             if weights[cut].any():  # the rows of one fold may be a few of all
-                left = device.cast(strip, precision)
-                right = left * device.array(weights[cut, None].astype(precision))
-                total += device.cast(device.xp.matmul(left.T, right), "float64")
+                v, wide = device.array(weights[cut, None]), device.cast(strip, "float64")
+                total[:, :head] += device.xp.matmul(wide.T, wide[:, :head] * v)
+                if head < self.rank:
+                    tail = strip[:, head:]
+                    product = device.xp.matmul(tail.T, tail * device.cast(v, precision))
+                    total[head:, head:] += device.cast(product, "float64")
         return device.host(total)
 
-    def project(self, _: Meter, vectors: NDArray[Any]) -> Array:
-        """Fᵀ V, of shape (r, m), in the precision of V (n, m)."""
-        device, precision = self._device, vectors.dtype.name
+    def project(self, _: Meter, given: tuple[Array, Precision]) -> Array:
+        """Fᵀ V, of shape (r, m), for V, of shape (n, m), and a precision."""
+        device, (vectors, precision) = self._device, given
+        head = factor_rows.HEAD_COLUMNS if precision == "float32" else self.rank
         total, right = device.zeros((self.rank, vectors.shape[1])), device.array(vectors)
+        low_right, sizes = None, np.ones(1)
+        if head < self.rank:
+            low, sizes = rounded(vectors)
+            low_right = device.array(low)
         for cut, strip in self.strips():
-            product = device.xp.matmul(device.cast(strip, precision).T, right[cut, :])
-            total += device.cast(product, "float64")
-        return device.host(total)
+            total[:head, :] += device.xp.matmul(device.cast(strip[:, :head], "float64").T, right[cut, :])
+            if low_right is not None:
+                product = device.xp.matmul(strip[:, head:].T, low_right[cut, :])
+                total[head:, :] += device.cast(product, "float64")
+        found = device.host(total)
+        found[head:] *= sizes
+        return found
 
-    def expand(self, _: Meter, vectors: NDArray[Any]) -> Array:
-        """F U, of shape (n, m), in the precision of U (r, m)."""
-        device, out = self._device, np.empty((self._stop - self.start, vectors.shape[1]))
-        right = device.array(vectors)
+    def expand(self, _: Meter, given: tuple[Array, Precision]) -> Array:
+        """F U, of shape (n, m), for U, of shape (r, m), and a precision."""
+        device, (vectors, precision) = self._device, given
+        out = np.empty((self._stop - self.start, vectors.shape[1]))
+        head = factor_rows.HEAD_COLUMNS if precision == "float32" else self.rank
+        right, low_right, sizes = device.array(vectors[:head]), None, np.ones(1)
+        if head < self.rank:
+            low, sizes = rounded(vectors[head:])
+            low_right = device.array(low)
         for cut, strip in self.strips():
-            product = device.xp.matmul(device.cast(strip, vectors.dtype.name), right)
-            out[cut.start - self.start : cut.stop - self.start] = device.host(product)
+            here = out[cut.start - self.start : cut.stop - self.start]
+            here[...] = device.host(device.xp.matmul(device.cast(strip[:, :head], "float64"), right))
+            if low_right is not None:
+                here += device.host(device.xp.matmul(strip[:, head:], low_right)) * sizes
         return out
 
     def square_rows(self, _: Meter, __: None) -> Array:
@@ -423,14 +450,12 @@ class DeviceExecutor(SerialExecutor):
             self._factors[key] = FactorOnDevice(on_device, rows)
         return self._factors[key]
 
-    def _of_factor(
-        self, do: Callable[[FactorOnDevice, Meter, Any], Any], meter: Meter, rows: FactorRows, shared: Any
-    ) -> Any:
+    def _of_factor(self, do: Callable[..., Any], meter: Meter, rows: FactorRows, *given: Any) -> Any:
         with meter.time("factor"):
-            return do(self.factor(rows), meter, shared)
+            return do(self.factor(rows), meter, *given)
 
 
-OF_FACTOR: dict[Callable[..., Any], Callable[[FactorOnDevice, Meter, Any], Any]] = {
+OF_FACTOR: dict[Callable[..., Any], Callable[..., Any]] = {
     factor_rows.extend_rows: FactorOnDevice.extend,
     factor_rows.gram_rows: FactorOnDevice.gram,
     factor_rows.project_rows: FactorOnDevice.project,

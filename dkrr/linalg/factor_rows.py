@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dkrr import blas
+from dkrr.blas import column_sizes
 from dkrr.cluster import Meter, resident
 from dkrr.linalg.column_sources import ColumnSource
 from dkrr.linalg.gram_products import Precision
@@ -22,6 +23,10 @@ FLOAT32_STRIP_ENTRIES = 2**21
 """Entries of F whose products in float32 are summed in float32, before they are added in float64."""
 GRAM_ROWS, GRAM_COLUMNS = 2048, 512
 """Rows of F whose products with each other are summed in float32, and columns of such a sum."""
+HEAD_COLUMNS = 128
+"""First columns of F, whose products are in float64 where those of the others are in float32. They hold the largest
+eigenvalues, beside which float32 loses small shifts: what they leave of rows of molecules has a largest one that is 160
+times as small."""
 
 
 class LostRowsError(Exception):
@@ -139,9 +144,28 @@ def extend_rows(meter: Meter, rows: FactorRows, new: NewColumns) -> Array:
     return squares
 
 
-def gram_rows(meter: Meter, rows: FactorRows, weights: tuple[Array, Precision]) -> Array:
-    """Task: lower triangle of Fᵀ diag(v) F over its rows, of shape (r, r); v, of shape (n,), and the precision."""
-    state, (v, precision) = rows.state(), weights
+def rounded(vectors: Array) -> tuple[NDArray[np.float32], Array]:
+    """Vectors in float32 divided by powers of two, and these: float32 has a small range."""
+    sizes = column_sizes(vectors)
+    return np.ascontiguousarray((vectors / sizes).astype(np.float32)), sizes
+
+
+def weights_within(part: slice, weights: Array) -> Array:
+    """Weights of some rows, and 0 for all others."""
+    found = np.zeros_like(weights)
+    found[part] = weights[part]
+    return found
+
+
+def gram_rows(meter: Meter, rows: FactorRows, part: slice, weights: tuple[Array, Precision]) -> Array:
+    """Task: lower triangle of Fᵀ diag(v) F over a part of its rows, of shape (r, r); v, of shape (n,), and precision.
+
+    Parameters
+    ----------
+    part : slice
+        Numbers of rows, those of other places among them.
+    """
+    state, precision, v = rows.state(), weights[1], weights_within(part, weights[0])
     total = np.zeros((state.rank, state.rank))
     with meter.time("syrk"):
         if precision == "float32":
@@ -156,44 +180,65 @@ def gram_rows(meter: Meter, rows: FactorRows, weights: tuple[Array, Precision]) 
 
 
 def _add_low_gram(total: Array, factor: NDArray[Any], weights: Array) -> None:
-    """Add Fᵀ diag(v) F by products in float32, of a few rows each; what is above the diagonal is undefined."""
+    """Add Fᵀ diag(v) F by products in float32, of a few rows each, but for the first columns, whose are in float64.
+
+    What is above the diagonal is undefined.
+    """
     used = np.flatnonzero(weights)  # the rows of one fold may be a few of all
+    head = min(HEAD_COLUMNS, len(total))
     for top in range(0, len(used), GRAM_ROWS):
         rows = used[top : top + GRAM_ROWS]
         lies_together = rows[-1] - rows[0] + 1 == len(rows)
         strip = factor[rows[0] : rows[-1] + 1] if lies_together else factor[rows]
+        right = strip[:, :head] * weights[rows, None]
         for left in range(0, len(total), GRAM_COLUMNS):
+            columns = slice(left, left + GRAM_COLUMNS)
+            blas.gemm(total[columns, :head], strip[:, columns].astype(np.float64), right, transpose_a=True, beta=1.0)
+        for left in range(head, len(total), GRAM_COLUMNS):
             columns = slice(left, min(left + GRAM_COLUMNS, len(total)))
             product = np.empty((len(total) - left, columns.stop - left), factor.dtype)
-            right = np.multiply(strip[:, columns], weights[rows, None], dtype=factor.dtype)
-            blas.gemm(product, strip[:, left:], right, transpose_a=True)
+            low = np.multiply(strip[:, columns], weights[rows, None], dtype=factor.dtype)
+            blas.gemm(product, strip[:, left:], low, transpose_a=True)
             total[left:, columns] += product
 
 
-def project_rows(meter: Meter, rows: FactorRows, vectors: NDArray[Any]) -> Array:
-    """Task: Fᵀ V over its rows, of shape (r, m); `vectors` is V, of shape (n, m), whose precision is the products'."""
-    state = rows.state()
-    total = np.zeros((state.rank, vectors.shape[1]))
+def project_rows(meter: Meter, rows: FactorRows, vectors: tuple[Array, Precision]) -> Array:
+    """Task: Fᵀ V over its rows, of shape (r, m); V, of shape (n, m), and the precision."""
+    state, (v, precision) = rows.state(), vectors
+    total = np.zeros((state.rank, v.shape[1]))
+    head, tail = total[:HEAD_COLUMNS], total[HEAD_COLUMNS:]
     with meter.time("project"):
-        if vectors.dtype != np.float64:
-            product = np.empty(total.shape, vectors.dtype)
-            for where, strip in state.stored_strips():
-                blas.gemm(product, strip, vectors[rows.numbers(where)], transpose_a=True)
-                total += product
+        if precision == "float64":
+            for where, strip in state.strips():
+                blas.gemm(total, strip, v[rows.numbers(where)], transpose_a=True, beta=1.0)
             return total
-        for where, strip in state.strips():
-            blas.gemm(total, strip, vectors[rows.numbers(where)], transpose_a=True, beta=1.0)
+        here = v[rows.start : rows.stop]
+        low, sizes = rounded(here)
+        for where, strip in state.stored_strips():
+            blas.gemm(head, strip[:, :HEAD_COLUMNS].astype(np.float64), here[where], transpose_a=True, beta=1.0)
+            product = np.empty(tail.shape, np.float32)
+            blas.gemm(product, strip[:, HEAD_COLUMNS:], low[where], transpose_a=True)
+            tail += product
+        tail *= sizes
     return total
 
 
-def expand_rows(meter: Meter, rows: FactorRows, vectors: NDArray[Any]) -> Array:
-    """Task: its rows of F U, of shape (stop − start, m); `vectors` is U, of shape (r, m), as in `project_rows`."""
-    state = rows.state()
-    out = np.empty((rows.stop - rows.start, vectors.shape[1]), vectors.dtype)
+def expand_rows(meter: Meter, rows: FactorRows, vectors: tuple[Array, Precision]) -> Array:
+    """Task: its rows of F U, of shape (stop − start, m); U, of shape (r, m), and the precision."""
+    state, (u, precision) = rows.state(), vectors
+    out = np.empty((rows.stop - rows.start, u.shape[1]))
     with meter.time("expand"):
-        for where, strip in state.strips() if vectors.dtype == np.float64 else state.stored_strips():
-            blas.gemm(out[where], strip, vectors)
-    return out.astype(np.float64, copy=False)
+        if precision == "float64":
+            for where, strip in state.strips():
+                blas.gemm(out[where], strip, u)
+            return out
+        low, sizes = rounded(u[HEAD_COLUMNS:])
+        for where, strip in state.stored_strips():
+            blas.gemm(out[where], strip[:, :HEAD_COLUMNS].astype(np.float64), u[:HEAD_COLUMNS])
+            product = np.empty((len(strip), u.shape[1]), np.float32)
+            blas.gemm(product, strip[:, HEAD_COLUMNS:], low)
+            out[where] += product * sizes
+    return out
 
 
 def rebuild_rows(meter: Meter, rows: FactorRows, pivots: tuple[Any, Array]) -> None:

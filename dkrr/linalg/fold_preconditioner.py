@@ -27,13 +27,14 @@ from dkrr import blas
 from dkrr.blas import column_sizes
 from dkrr.cluster import RunRecord
 from dkrr.cost import Work
-from dkrr.kernels.blocks import mirror_lower
+from dkrr.linalg import factor_rows
 from dkrr.linalg.gram_products import Precision
-from dkrr.linalg.pivoted_cholesky import PivotedCholesky
+from dkrr.linalg.pivoted_cholesky import LOW_OVERHEAD, PivotedCholesky
 from dkrr.linalg.preconditioners import (
     LOW_PRECISION_RATIO,
     MIN_SHIFT_FRACTION,
     Preconditioner,
+    low_precision_eigenvalue,
     mean_residual_eigenvalue,
     small_cholesky,
 )
@@ -44,13 +45,11 @@ Numbers = NDArray[np.intp]
 
 MAX_RESIDUAL_FRACTION = 1 / 100
 """Largest mean eigenvalue of what the first pivots leave, as a fraction of t, with which they replace all."""
-MAX_SHIFT_RAISE = 2.0
-"""Factor by which the smallest t may be raised for products in float32."""
 MAX_SHARED_RATIO = 4.0
 """Factor between values of t that share the smallest: iterations of the largest about double, and are the fewest."""
-CAPACITANCE_FLOPS = 1.5
-"""Time of the small matrices of one training set over that of r³ operations of products (measured: ranks of 1,900, ten
-values of λ)."""
+CAPACITANCE_FLOPS = 0.8
+"""Time of the small matrices of one training set over that of r³ operations of products in float64 (measured: ranks of
+2,160, ten values of λ)."""
 
 
 def shared(shifts: Array) -> Array:
@@ -63,6 +62,50 @@ def shared(shifts: Array) -> Array:
         if t in found:  # none that is smaller has taken it
             found[(shifts >= t) & (shifts <= MAX_SHARED_RATIO * t) & (found == shifts)] = t
     return found
+
+
+class CapacitanceFactor:
+    """Cholesky factor L of B: beside products in float32, its rows and columns after the first are in float32, too.
+
+    Parameters
+    ----------
+    matrix : ndarray of shape (r, r)
+        B − I, of which the lower triangle is read; overwritten.
+    precision : {"float64", "float32"}
+    """
+
+    def __init__(self, matrix: Array, precision: Precision) -> None:
+        is_low = precision == "float32" and len(matrix) > factor_rows.HEAD_COLUMNS
+        self._n_first = h = factor_rows.HEAD_COLUMNS if is_low else len(matrix)
+        small_cholesky(matrix[:h, :h], 1.0)
+        self._rest: NDArray[Any] = matrix[h:, h:]
+        if is_low:
+            blas.solve_lower_right(matrix[:h, :h], matrix[h:, :h])
+            blas.syrk(self._rest, matrix[h:, :h], alpha=-1.0, beta=1.0)
+            with np.errstate(over="ignore", invalid="ignore"):  # above the diagonal
+                low = self._rest.astype(np.float32)
+            low[np.diag_indices_from(low)] += 1.0
+            self._rest = low if blas.cholesky_in_place(low) == 0 else small_cholesky(self._rest, 1.0)
+        self._columns = matrix[:, :h].copy() if is_low else matrix
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self._columns)
+
+    def solve(self, vectors: Array) -> None:
+        """Multiply vectors of shape (r, m) by B⁻¹, in place."""
+        h = self._n_first
+        first, below, top, bottom = self._columns[:h], self._columns[h:], vectors[:h], vectors[h:]
+        blas.solve_lower(first, top)
+        if len(bottom):
+            blas.gemm(bottom, below, top, alpha=-1.0, beta=1.0)
+            sizes = column_sizes(bottom)  # float32 has a small range
+            low = np.ascontiguousarray((bottom / sizes).astype(self._rest.dtype))
+            blas.solve_lower(self._rest, low)
+            blas.solve_lower(self._rest, low, transpose=True)
+            bottom[...] = low * sizes
+            blas.gemm(top, below, bottom, transpose_a=True, alpha=-1.0, beta=1.0)
+        blas.solve_lower(first, top, transpose=True)
 
 
 class FoldLowRank(Preconditioner):
@@ -89,18 +132,17 @@ class FoldLowRank(Preconditioner):
         self.factor, self._n_threads = factor, n_threads
         squares = sets.scales.T**2
         self._least = np.array([self._least_shift(each) for each in squares])
-        self.precision: Precision = "float64"
-        if mixed and factor.rank and np.dtype(factor.dtype) == np.float32:
-            lowest = self._largest(squares) / LOW_PRECISION_RATIO
-            smallest = np.maximum(shift, self._least[sets.of_column]).min(initial=np.inf)
-            if lowest <= MAX_SHIFT_RAISE * smallest:
-                self.precision, self._least = "float32", np.maximum(self._least, lowest)
         self._assign(sets, shift)
-        self._capacitances = dict[tuple[int, float], NDArray[Any]]()
-        """Cholesky factors of B of the first pivots, by set and t."""
+        self.precision: Precision = "float32" if mixed and factor.is_low else "float64"
+        self._capacitances = dict[tuple[int, float], CapacitanceFactor]()
+        """Factors of B of the first pivots, by set and t."""
         if factor.rank:
             grams = self._grams(squares)  # by separate tasks
             with ThreadPoolExecutor(n_threads) as pool:
+                largest = max(pool.map(low_precision_eigenvalue, grams))
+                if self.precision == "float32" and not largest <= LOW_PRECISION_RATIO * self._t.min():
+                    self.precision = "float64"
+                    grams = self._grams(squares)
                 for found in pool.map(self._capacitances_of, range(len(grams)), squares, grams):
                     self._capacitances |= found
 
@@ -126,18 +168,9 @@ class FoldLowRank(Preconditioner):
             float((MIN_SHIFT_FRACTION * squares * factor.diagonal).sum()),
         )
 
-    def _largest(self, squares: Array) -> float:
-        """Estimate of the largest eigenvalue of all C F Fᵀ C, by a step of the power method from the constant."""
-        c = np.sqrt(squares.max(axis=0))[:, None]
-        first = self.factor.project(c)
-        norms = np.linalg.norm(first)
-        second = self.factor.project(c * (c * self.factor.expand(first / (norms or 1.0))))
-        return float(np.linalg.norm(second))
-
-    def _capacitances_of(self, f: int, squares: Array, gram: Array) -> dict[tuple[int, float], NDArray[Any]]:
+    def _capacitances_of(self, f: int, squares: Array, gram: Array) -> "dict[tuple[int, float], CapacitanceFactor]":
         """Small matrices of a training set for all t of its columns."""
-        factor, found = self.factor, dict[tuple[int, float], NDArray[Any]]()
-        dtype = np.float32 if self.precision == "float32" else np.float64
+        factor, found = self.factor, dict[tuple[int, float], CapacitanceFactor]()
         # ‖F‖² of the first columns is what they take from the trace.
         whole = float((squares * factor.diagonal).sum())
         left = np.maximum(whole - np.concatenate([[0.0], np.cumsum(gram.diagonal())]), 0.0)
@@ -145,7 +178,7 @@ class FoldLowRank(Preconditioner):
         for t in np.unique(self._t[self.sets.of_column == f]).tolist():
             enough = np.flatnonzero(means <= MAX_RESIDUAL_FRACTION * t)
             p = max(int(enough[0]) if len(enough) else factor.rank, 1)
-            found[f, t] = small_cholesky(gram[:p, :p] * (1.0 / t), 1.0).astype(dtype, copy=False)
+            found[f, t] = CapacitanceFactor(gram[:p, :p] * (1.0 / t), self.precision)
         return found
 
     def _grams(self, squares: Array) -> list[Array]:
@@ -155,7 +188,7 @@ class FoldLowRank(Preconditioner):
         is_rest = np.array([(one[one > 0] == whole[one > 0]).all() for one in squares])
         is_rest &= np.count_nonzero(outs, axis=1) < np.count_nonzero(squares, axis=1)
         each = zip(np.where(is_rest[:, None], outs, squares), is_rest.tolist(), strict=True)
-        grams = [(self._symmetric(one), rest) for one, rest in each]
+        grams = [(self.factor.gram(one, self.precision), rest) for one, rest in each]
         if not is_rest.any():
             return [gram for gram, _ in grams]
         if (np.count_nonzero(outs[is_rest], axis=0)[whole > 0] == 1).all():  # what is left out adds up to all rows
@@ -163,13 +196,11 @@ class FoldLowRank(Preconditioner):
             for gram, rest in grams:
                 total += gram if rest else 0.0
         else:
-            total = self._symmetric(whole)
-        return [total - gram if rest else gram for gram, rest in grams]
-
-    def _symmetric(self, squares: Array) -> Array:
-        gram = self.factor.gram(squares, self.precision)
-        mirror_lower(gram)
-        return gram
+            total = self.factor.gram(whole, self.precision)
+        for gram, rest in grams:
+            if rest:
+                np.subtract(total, gram, out=gram)
+        return [gram for gram, _ in grams]
 
     def apply(self, residuals: Array, columns: Numbers) -> Array:
         t, c, sets = self._t[columns], self.sets.scale(columns), self.sets.of_column[columns]
@@ -179,12 +210,9 @@ class FoldLowRank(Preconditioner):
 
         def multiply(which: tuple[int, float]) -> None:
             here, lower = np.flatnonzero((sets == which[0]) & (t == which[1])), self._capacitances[which]
-            vectors = inner[:, here]
-            sizes = column_sizes(vectors)  # float32 has a small range
-            solved = np.ascontiguousarray((vectors[: len(lower)] / sizes).astype(lower.dtype))
-            blas.solve_lower(lower, solved)
-            blas.solve_lower(lower, solved, transpose=True)
-            inner[: len(lower), here], inner[len(lower) :, here] = solved * sizes, 0.0
+            vectors = np.ascontiguousarray(inner[: len(lower), here])
+            lower.solve(vectors)
+            inner[: len(lower), here], inner[len(lower) :, here] = vectors, 0.0
 
         distinct = dict.fromkeys(zip(sets.tolist(), t.tolist(), strict=True))
         if 2.0 * self.factor.rank**2 * len(columns) < blas.SMALL_FLOPS:  # to start threads would take longer
@@ -211,4 +239,5 @@ class FoldLowRank(Preconditioner):
 
 def capacitance_work(n: int, rank: int, n_sets: int) -> Work:
     """Work of the small matrices of training sets, besides that of all rows."""
-    return Work(gemm_flops=n * float(rank) ** 2 + CAPACITANCE_FLOPS * n_sets * float(rank) ** 3)
+    gram = 0.5 * LOW_OVERHEAD * n * float(rank) ** 2
+    return Work(gemm_flops=gram + CAPACITANCE_FLOPS * n_sets * float(rank) ** 3)

@@ -31,11 +31,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dkrr import blas
-from dkrr.blas import column_sizes
 from dkrr.cluster import Executor, RunRecord, SerialExecutor, Task
 from dkrr.cost import Work
 from dkrr.data import MemoryRows, Rows
 from dkrr.kernels import Kernel
+from dkrr.linalg import factor_rows
 from dkrr.linalg.column_sources import ColumnSource, DividedColumns, GramColumns
 from dkrr.linalg.factor_rows import (
     FACTOR_STRIP_ENTRIES,
@@ -169,7 +169,7 @@ class PivotedCholesky:
         return len(self.index)
 
     @property
-    def _is_low(self) -> bool:
+    def is_low(self) -> bool:
         """Whether F is stored in float32."""
         return np.dtype(self.dtype) == np.float32
 
@@ -276,32 +276,39 @@ class PivotedCholesky:
     def gram(self, weights: Array, precision: Precision = "float64") -> Array:
         """Lower triangle of Fᵀ diag(v) F; shape (r, r). Entries above the diagonal are undefined."""
         size = 1.0
-        if precision == "float32" and self._is_low:
+        precision = self._precision(precision)
+        if precision == "float32":
             size = _even_power(weights)
             weights = weights / size
-        # Rows of one fold may all be in one place: the others would only add zeros.
-        used = [p for p in self._segments if weights[p.start : p.stop].any()] or self._segments[:1]
-        total = self._total(gram_rows, (weights, precision if self._is_low else "float64"), used)
+        total, record = self._safely(lambda: self.executor.total(self._gram_tasks(weights), (weights, precision)))
+        self._keep(record)
         # The product of both powers may leave the range of float64, and what is undefined may be of any size.
         with np.errstate(over="ignore", invalid="ignore"):
             for power in (size, self._unit):
                 if power != 1.0:
                     total *= power
-        return total
+        return np.asarray(total)
+
+    def _gram_tasks(self, weights: Array) -> list[Task]:
+        """Tasks of about as many rows of positive weight each: those of one fold may all be in one place."""
+        used = [p for p in self._segments if weights[p.start : p.stop].any()] or self._segments[:1]
+        n_parts, tasks = -(-len(self._segments) // len(used)), []
+        for p in used:
+            numbers = p.start + np.flatnonzero(weights[p.start : p.stop])
+            for k, rows in enumerate(np.array_split(numbers, n_parts)):
+                part = slice(int(rows[0]), int(rows[-1]) + 1) if len(rows) else slice(0)
+                tasks.append(Task(f"{gram_rows.__name__}-{p.number}-{k}", gram_rows, (p, part), place=p.number))
+        return tasks
 
     def project(self, vectors: Array, precision: Precision = "float64") -> Array:
         """Fᵀ V; shape (r, m)."""
-        scaled, sizes = self._rounded(vectors, precision)
-        return np.asarray(self._total(project_rows, scaled) * (sizes * sqrt(self._unit)))
+        return self._total(project_rows, (np.ascontiguousarray(vectors), self._precision(precision))) * sqrt(self._unit)
 
     def expand(self, vectors: Array, precision: Precision = "float64") -> Array:
         """F U; shape (n, m)."""
-        scaled, sizes = self._rounded(vectors * sqrt(self._unit), precision)
-        record = self._safely(lambda: self._map(expand_rows, scaled))
-        product = np.concatenate([t.value for t in record.tasks])
-        if precision == "float32":
-            product *= sizes
-        return product
+        given = np.ascontiguousarray(vectors * sqrt(self._unit)), self._precision(precision)
+        record = self._safely(lambda: self._map(expand_rows, given))
+        return np.concatenate([t.value for t in record.tasks])
 
     def of_pivots(self, vectors: Array) -> Array:
         """Z with A[:, S] Z = F U, for U of shape (r, m), which is overwritten."""
@@ -309,12 +316,9 @@ class PivotedCholesky:
         vectors /= sqrt(self._unit)
         return vectors
 
-    def _rounded(self, vectors: Array, precision: Precision) -> tuple[NDArray[Any], Any]:
-        """Vectors in a precision, and by what they are divided so that they stay within the small range of float32."""
-        if precision == "float64" or not self._is_low:
-            return np.ascontiguousarray(vectors), 1.0
-        sizes = column_sizes(vectors)
-        return np.ascontiguousarray((vectors / sizes).astype(np.float32)), sizes
+    def _precision(self, wanted: Precision) -> Precision:
+        """Precision of products: float32 needs a factor that is stored so, and is for more columns than the first."""
+        return wanted if self.is_low and self.rank > factor_rows.HEAD_COLUMNS else "float64"
 
     def close(self) -> None:
         """Release the rows in every process."""
@@ -342,7 +346,7 @@ class PivotedCholesky:
             return
         chosen = candidates[accepted]
         # Rounding to float32 is of the size of that of F itself, which is far below what is left.
-        is_large = self._is_low and self._residual_diagonal.sum() > FLOAT32_TRACE_FRACTION * self._first_diagonal.sum()
+        is_large = self.is_low and self._residual_diagonal.sum() > FLOAT32_TRACE_FRACTION * self._first_diagonal.sum()
         new = NewColumns(
             self.rank,
             taken[accepted],
@@ -405,19 +409,17 @@ class PivotedCholesky:
         lower = np.ascontiguousarray(np.tril(columns[accepted, : len(accepted)]))
         return accepted, lower
 
-    def _tasks(self, function: Callable[..., Any], segments: Sequence[FactorRows] | None = None) -> list[Task]:
-        """Tasks of all places or of some, one each."""
-        chosen = self._segments if segments is None else segments
-        return [Task(f"{function.__name__}-{p.number}", function, (p,), place=p.number) for p in chosen]
+    def _tasks(self, function: Callable[..., Any]) -> list[Task]:
+        """Tasks of all places, one each."""
+        return [Task(f"{function.__name__}-{p.number}", function, (p,), place=p.number) for p in self._segments]
 
     def _map(self, function: Callable[..., Any], shared: Any) -> RunRecord:
         record = self.executor.map(self._tasks(function), shared)
         self._keep(record)
         return record
 
-    def _total(self, function: Callable[..., Any], shared: Any, segments: Sequence[FactorRows] | None = None) -> Array:
-        tasks = self._tasks(function, segments)
-        total, record = self._safely(lambda: self.executor.total(tasks, shared))
+    def _total(self, function: Callable[..., Any], shared: Any) -> Array:
+        total, record = self._safely(lambda: self.executor.total(self._tasks(function), shared))
         self._keep(record)
         return np.asarray(total)
 

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import nan, sqrt
+from math import inf, nan, sqrt
 
 import numpy as np
 import scipy.sparse as sp
@@ -20,7 +20,8 @@ from dkrr.cluster import RunRecord
 from dkrr.data import MemoryRows, Rows
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.kernels import Kernel
-from dkrr.linalg.factor_rows import GRAM_ROWS
+from dkrr.kernels.blocks import mirror_lower
+from dkrr.linalg import factor_rows
 from dkrr.linalg.gram_products import Precision
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 
@@ -220,8 +221,10 @@ LIFT = 100.0
 INEXACT = 0.1
 """Fraction of a vector that M M⁻¹ may change before the shift is raised."""
 LOW_PRECISION_RATIO = 1e6
-"""Largest eigenvalue over t up to which products with F are in float32 where F is stored so. (Iterations measured at a
+"""`low_precision_eigenvalue` over t up to which products are in float32 where F is stored so. (Iterations measured at a
 ratio of 4e5: the same as with products in float64; at 4e6: up to twice as many; at 4e7 the digits are lost.)"""
+POWER_STEPS = 5
+"""Steps by which eigenvalues are estimated."""
 MIN_SHIFT_FRACTION = 10.0 * float(np.finfo(np.float64).eps)
 """Fraction of the trace below which a shift is lost beside the large eigenvalues."""
 
@@ -271,8 +274,8 @@ class LowRank(Preconditioner):
     mixed: bool = False
     growths: int = 0
     lift: float = 1.0
-    precision: Precision = field(default="float64", init=False)
-    """Precision of products with F, chosen when it is made; float64 once they have lost digits."""
+    precision: Precision = field(init=False)
+    """Precision of products with F; float64 once they lose digits."""
     captures_constant = True
     _groups: tuple[ShiftGroup, ...] = ()
     _group_of: NDArray[np.intp] = field(default_factory=lambda: np.zeros(1, np.intp))
@@ -281,25 +284,16 @@ class LowRank(Preconditioner):
     """Estimates of the largest eigenvalue of C A C for every scale, after the first use."""
 
     def __post_init__(self) -> None:
-        if self.mixed and self.factor.rank and np.dtype(self.factor.dtype) == np.float32:
-            self._largest = self._largest_eigenvalues()
+        self.precision = "float32" if self.mixed and self.factor.is_low else "float64"
         self._form_groups()
-        self.precision = self._precision_for(group.shift for group in self._groups)
 
-    def _precision_for(self, shifts: Iterable[Array], n_sums: float = 1.0) -> Precision:
-        """Precision of products with F that loses no shift beside the largest eigenvalue.
-
-        The roundings of `n_sums` sums in float32, which are added in float64, cancel for the most part.
-        """
-        if not self.mixed or self._largest is None:
-            return "float64"
-        least = min(float(t.min()) for t in shifts)
-        return "float32" if float(self._largest.max()) <= LOW_PRECISION_RATIO * sqrt(n_sums) * least else "float64"
-
-    def _gram(self, weights: Array, shifts: Iterable[Array]) -> Array:
-        """Lower triangle of Fᵀ diag(v) F for the capacitance matrices with these shifts."""
-        n_sums = max(1.0, self.factor.columns.n / GRAM_ROWS)
-        return self.factor.gram(weights, self._precision_for(shifts, n_sums))
+    def _gram(self, weights: Array, ratio: float = 1.0) -> Array:
+        """Lower triangle of Fᵀ diag(v) F, of which the capacitance matrices have at most this multiple."""
+        gram = self.factor.gram(weights, self.precision)
+        if self.precision == "float32" and not ratio * low_precision_eigenvalue(gram) <= LOW_PRECISION_RATIO:
+            self.precision = "float64"
+            gram = self.factor.gram(weights)
+        return gram
 
     def _form_groups(self) -> None:
         """Compute the shifts and the small matrices, for the factor as it is now."""
@@ -323,10 +317,10 @@ class LowRank(Preconditioner):
         for t in raised:
             capacitance_factor = np.empty((0, 0))
             if self.factor.rank and len(t) > 1:
-                capacitance_factor = small_cholesky(self._gram(c2 / t, [t]), 1.0)
+                capacitance_factor = small_cholesky(self._gram(c2 / t), 1.0)
             elif self.factor.rank:
                 if not len(gram):  # of C T⁻¹ C, which overflows later than C² does
-                    gram, first = self._gram(c2 / t, raised), t
+                    gram, first = self._gram(c2 / t, float(t[0] / min(one[0] for one in raised if len(one) == 1))), t
                 capacitance_factor = small_cholesky(gram if len(raised) == 1 else gram * (first / t), 1.0)
             groups.append(ShiftGroup(t, capacitance_factor))
         return tuple(groups)
@@ -416,8 +410,6 @@ class LowRank(Preconditioner):
         if self.factor.rank == before:
             return False
         self._form_groups()
-        if self.precision == "float32":
-            self.precision = self._precision_for(group.shift for group in self._groups)
         return True
 
     def raise_shift_if_inexact(self, residuals: Array, columns: NDArray[np.intp]) -> bool:
@@ -460,6 +452,33 @@ class LowRank(Preconditioner):
     @property
     def record(self) -> RunRecord:
         return self.factor.record
+
+
+def low_precision_eigenvalue(gram: Array) -> float:
+    """Eigenvalue whose rounding to float32 products with F have, in float64 but for the columns after the first.
+
+    It is √(μ ν), with the largest eigenvalues μ of all columns and ν of those in float32: what rounds are products of
+    these with vectors that may lie along an eigenvector of μ. Both are estimated by the power method.
+
+    Parameters
+    ----------
+    gram : ndarray of shape (r, r)
+        FᵀF, of which the lower triangle is read.
+    """
+    lower = gram.copy()
+    mirror_lower(lower)
+    tail = np.ascontiguousarray(lower[factor_rows.HEAD_COLUMNS :, factor_rows.HEAD_COLUMNS :])
+    return sqrt(_largest_eigenvalue(lower)) * sqrt(_largest_eigenvalue(tail))
+
+
+def _largest_eigenvalue(matrix: Array) -> float:
+    size, vector = 0.0, np.random.default_rng(0).standard_normal((len(matrix), 1))
+    for _ in range(POWER_STEPS if len(matrix) else 0):
+        image = blas.product(matrix, vector / column_norms(vector))
+        size, vector = float(column_norms(image)[0]), image
+        if not 0.0 < size < inf:
+            break
+    return size
 
 
 def small_cholesky(matrix: Array, shift: float) -> Array:
