@@ -89,12 +89,15 @@ class LastProduct(Operator):
 
     def of(self, vectors: Vectors) -> Vectors:
         """A V in float64, of shape (n, m): only columns that differ from the last ones are multiplied again."""
-        if self._vectors.shape != vectors.shape:
+        width = vectors.shape[1]
+        if self._vectors.shape[1] < width:
             return self.operator.multiply(vectors)
-        changed = np.flatnonzero((self._vectors != vectors).any(axis=0))
+        # Others may have been multiplied beside them before.
+        changed = np.flatnonzero((self._vectors[:, :width] != vectors).any(axis=0))
+        product = self._product[:, :width]
         if len(changed) == 0:
-            return self._product
-        product = self._product.copy()
+            return product
+        product = product.copy()
         product[:, changed] = self.operator.multiply(np.ascontiguousarray(vectors[:, changed]), "float64", changed)
         return product
 

@@ -228,7 +228,8 @@ def check_against_float64(model, X, y, weights=None):
     assert in_float32(model) and not in_float32(other)
     found, expected = model.solve_result_, other.solve_result_
     assert found.status is expected.status is Status.SOLVED
-    assert found.residual <= 3 * expected.residual
+    # Refinement ends at the level of rounding, which is 40 √n units where all entries are alike.
+    assert found.residual <= max(3 * expected.residual, 1e-14)
     assert 0 < found.iterations < 15 and expected.iterations == 0
     assert model.n_iter_ is other.n_iter_ is None, "both are direct solves"
     assert found.condition == pytest.approx(expected.condition, rel=0.5)

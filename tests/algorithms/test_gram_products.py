@@ -198,7 +198,7 @@ def test_the_last_product_is_not_computed_again():
         ([every, every], "float32", V, 0),  # which is not what is asked for
         ([every, [2]], "float64", other, 0),  # of one right-hand side
         ([[1, 2, 3], [3], [0, 1], [1]], "float64", V, 4),  # those that a resumed iteration has not finished
-        ([every], "float64", V[:, :2], 2),
+        ([every], "float64", V[:, :2], 0),  # others were multiplied beside them
     ):
         tiled = LastProduct(counted := MatrixOperator(A))
         tiled.multiply(V[:, columns[0]], "float64", np.array(columns[0]))
