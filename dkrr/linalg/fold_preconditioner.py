@@ -29,7 +29,7 @@ from dkrr.cluster import RunRecord
 from dkrr.cost import Work
 from dkrr.linalg import factor_rows
 from dkrr.linalg.gram_products import Precision
-from dkrr.linalg.pivoted_cholesky import LOW_OVERHEAD, PivotedCholesky
+from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.preconditioners import (
     LOW_PRECISION_RATIO,
     MIN_SHIFT_FRACTION,
@@ -47,7 +47,7 @@ MAX_RESIDUAL_FRACTION = 1 / 100
 """Largest mean eigenvalue of what the first pivots leave, as a fraction of t, with which they replace all."""
 MAX_SHARED_RATIO = 4.0
 """Factor between values of t that share the smallest: iterations of the largest about double, and are the fewest."""
-CAPACITANCE_FLOPS = 0.8
+CAPACITANCE_FLOPS = 1.2
 """Time of the small matrices of one training set over that of r³ operations of products in float64 (measured: ranks of
 2,160, ten values of λ)."""
 
@@ -139,12 +139,17 @@ class FoldLowRank(Preconditioner):
         if factor.rank:
             grams = self._grams(squares)  # by separate tasks
             with ThreadPoolExecutor(n_threads) as pool:
-                largest = max(pool.map(low_precision_eigenvalue, grams))
-                if self.precision == "float32" and not largest <= LOW_PRECISION_RATIO * self._t.min():
-                    self.precision = "float64"
-                    grams = self._grams(squares)
-                for found in pool.map(self._capacitances_of, range(len(grams)), squares, grams):
-                    self._capacitances |= found
+                if self.precision == "float32":
+                    largest = max(pool.map(low_precision_eigenvalue, grams))
+                    if not largest <= LOW_PRECISION_RATIO * self._t.min():
+                        self.precision = "float64"
+                        grams = self._grams(squares)
+
+                def add(f: int) -> None:
+                    gram, grams[f] = grams[f], np.empty((0, 0))  # released once its matrices are made
+                    self._capacitances.update(self._capacitances_of(f, squares[f], gram))
+
+                list(pool.map(add, range(len(grams))))
 
     def for_columns(self, sets: TrainingSets, shift: Array) -> "FoldLowRank":
         """Preconditioner of other columns of the same training sets and λ."""
@@ -239,5 +244,4 @@ class FoldLowRank(Preconditioner):
 
 def capacitance_work(n: int, rank: int, n_sets: int) -> Work:
     """Work of the small matrices of training sets, besides that of all rows."""
-    gram = 0.5 * LOW_OVERHEAD * n * float(rank) ** 2
-    return Work(gemm_flops=gram + CAPACITANCE_FLOPS * n_sets * float(rank) ** 3)
+    return Work(gemm_flops=n * float(rank) ** 2 + CAPACITANCE_FLOPS * n_sets * float(rank) ** 3)

@@ -463,18 +463,18 @@ def low_precision_eigenvalue(gram: Array) -> float:
     Parameters
     ----------
     gram : ndarray of shape (r, r)
-        FᵀF, of which the lower triangle is read.
+        FᵀF, of which the lower triangle is read; it is mirrored.
     """
-    lower = gram.copy()
-    mirror_lower(lower)
-    tail = np.ascontiguousarray(lower[factor_rows.HEAD_COLUMNS :, factor_rows.HEAD_COLUMNS :])
-    return sqrt(_largest_eigenvalue(lower)) * sqrt(_largest_eigenvalue(tail))
+    mirror_lower(gram)
+    first = factor_rows.HEAD_COLUMNS
+    return sqrt(_largest_eigenvalue(gram)) * sqrt(_largest_eigenvalue(gram[first:, first:]))
 
 
 def _largest_eigenvalue(matrix: Array) -> float:
     size, vector = 0.0, np.random.default_rng(0).standard_normal((len(matrix), 1))
     for _ in range(POWER_STEPS if len(matrix) else 0):
-        image = blas.product(matrix, vector / column_norms(vector))
+        image = np.empty_like(vector)
+        blas.gemm(image, matrix, vector / column_norms(vector))
         size, vector = float(column_norms(image)[0]), image
         if not 0.0 < size < inf:
             break

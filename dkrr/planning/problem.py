@@ -22,8 +22,9 @@ STORED_COLUMNS = 12
 """Nominal time of a stored entry of CSR rows over that of a column of dense rows (measured: 5 to 15)."""
 FLOAT32_TIME = 0.6
 """Nominal time of an entry in float32 over that in float64 (exp, clamps: measured 0.5 to 0.7)."""
-ACTIVE_ALPHAS = 2
-"""Values of λ whose columns iterate for most of the time, where all folds are solved for at once."""
+ACTIVE_ALPHAS = 3
+"""Values of λ whose columns iterate for most of the time, where all folds are solved for at once: the best one, and two
+by which it is known to be that."""
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,10 @@ PRECISIONS: dict[str, tuple[Precision, ...]] = {
     "float64": ("float64",),
 }
 """Precisions of products that are compared, by the setting."""
+RANK_GROWTH, RANK_GROWTH_OF_FOLDS = 2.0, 1.25
+"""Highest rank over the expected one that the spectrum found may lead to, in a fit and with the folds of a search.
+These have some twenty small matrices of this size, and times hardly depend on it (QM9, 12,000 rows: 2,000 to 3,300
+columns take the same time)."""
 WORTH = 10.0
 """Times that computing a preconditioner's columns takes as long as writing them, from which on a store keeps them: the
 preconditioner is at most a third of most fits, so that this is at most 3 % of their time."""
@@ -152,8 +156,9 @@ class IterativeDual:
         return rows + 8 * rank**2 * n_squares + p.largest_rows_bytes(rank)
 
     def largest_rank(self, free: int) -> int:
-        """Up to twice the rank that is expected to suffice, if the memory that is left allows it."""
-        least, most = self.rank, min(self.problem.n, 2 * self.rank)
+        """Highest rank up to which a factor may grow beyond the expected one, if the memory that is left allows it."""
+        growth = RANK_GROWTH if self.problem.n_folds == 1 else RANK_GROWTH_OF_FOLDS
+        least, most = self.rank, min(self.problem.n, int(growth * self.rank))
         while least < most:
             middle = (least + most + 1) // 2
             if self.factor_bytes(middle) - self.factor_bytes(self.rank) <= free:
