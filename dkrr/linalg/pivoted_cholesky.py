@@ -292,7 +292,9 @@ class PivotedCholesky:
     def _gram_tasks(self, weights: Array) -> list[Task]:
         """Tasks of about as many rows of positive weight each: those of one fold may all be in one place."""
         used = [p for p in self._segments if weights[p.start : p.stop].any()] or self._segments[:1]
-        n_parts, tasks = -(-len(self._segments) // len(used)), []
+        # Only threads share what is in memory: a second task of a worker might go to another, which has no rows.
+        shares = isinstance(self.executor, SerialExecutor)
+        n_parts, tasks = -(-len(self._segments) // len(used)) if shares else 1, []
         for p in used:
             numbers = p.start + np.flatnonzero(weights[p.start : p.stop])
             for k, rows in enumerate(np.array_split(numbers, n_parts)):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from dkrr.cluster import resident
+from dkrr.cluster import SerialExecutor, resident
 from dkrr.data import MemoryRows
 from dkrr.kernels import RBF, Linear
 from dkrr.linalg import factor_rows, pivoted_cholesky
@@ -80,6 +80,33 @@ def test_a_factor_grown_in_rounds_is_that_of_its_pivots(n, ranks, slots, strip, 
         assert_allclose(rows_of(found) @ rows_of(found).T, A, atol=1e-12)
     found.close()
     assert found.run not in resident._runs
+
+
+class OtherProcesses:
+    """Does what an executor in this process does, and is none."""
+
+    def __init__(self):
+        self._inner, self.places = SerialExecutor(), []
+
+    def map(self, tasks, shared):
+        return self._inner.map(tasks, shared)
+
+    def total(self, tasks, shared):
+        self.places.append([task.place for task in tasks])
+        return self._inner.total(tasks, shared)
+
+    def forget(self, run):
+        self._inner.forget(run)
+
+
+def test_rows_in_one_place_are_summed_by_all_threads_but_by_one_worker():
+    A, weights = positive_definite(40), np.where(np.arange(40) < 10, 1.0, 0.0)
+    found = partial_factor(A, 9, slots=4)
+    assert len(found._gram_tasks(weights)) == 4
+    found.executor = workers = OtherProcesses()
+    F = rows_of(found)
+    assert_allclose(np.tril(found.gram(weights)), np.tril(F[:10].T @ F[:10]), atol=1e-12)
+    assert workers.places[-1] == [0], "a second task might go to a worker without these rows"
 
 
 def test_a_factor_stops_at_its_capacity_or_where_it_is_enough():
