@@ -55,7 +55,7 @@ PRECISIONS: dict[str, tuple[Precision, ...]] = {
     "float64": ("float64",),
 }
 """Precisions of products that are compared, by the setting."""
-RANK_GROWTH, RANK_GROWTH_OF_FOLDS = 2.0, 1.25
+RANK_GROWTH, RANK_GROWTH_OF_FOLDS = 2.0, 1.45
 """Highest rank over the expected one that the spectrum found may lead to, in a fit and with the folds of a search.
 These have some twenty small matrices of this size, and times hardly depend on it (QM9, 12,000 rows: 2,000 to 3,300
 columns take the same time)."""
