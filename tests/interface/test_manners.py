@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -167,7 +168,11 @@ def test_a_search_has_one_plan_in_python_before_and_after_it_and_on_the_command_
     line += " --kernel rbf,laplacian,linear --gamma 0.1,0.5 --cv 4 --train-sizes 0.25,0.5 --alphas"
     texts = [str(done), str(planned), run(f"{line} 0.1:10:3").stdout.rstrip("\n")]
     texts = [[one for one in text.splitlines() if not one.startswith("  memory")] for text in texts]
-    assert texts[0] == texts[1] == texts[2]
+    assert texts[0] == texts[1]
+    # The command reads a file, in microseconds that a plan counts, and which may change a digit.
+    words, numbers = ([re.findall(pattern, "\n".join(text)) for text in texts] for pattern in (r"[^\d.]+", r"\d+"))
+    assert words[2] == words[0]
+    assert [float(x) for x in numbers[2]] == pytest.approx([float(x) for x in numbers[0]], rel=0.01)
     assert texts[0][0].endswith("5 kernels × 3 λ × 4 folds") and "rbf × 2: " in texts[0][1]
     of_sizes = f"--n {len(y)} --d 5" + " --logistic" * logistic + line[line.index(" --kernel") :]
     found = json.loads(run(f"plan {of_sizes} 0.1:10:3 --json").stdout)
