@@ -112,7 +112,7 @@ MANY_ENTRIES = 2**17
 CACHED_BYTES = 4 * 2**20
 """Part of such a matrix that stays in the last-level cache while all columns are multiplied. Measured with two threads
 and tiles of 12,000 rows, in float32: one column takes 16 ms, two take 24 and three 30, where GEMM takes 36 and 43; with
-an eighth of this, or less, the threads wait for the interpreter, and two take 45 to 67."""
+half of this, or less, the threads wait for the interpreter, and two take 39 to 67."""
 SMALL_FLOPS = 1e8
 """Work for which threads do not pay: 2 ms on one core, less than waking a thread may take on a busy machine."""
 

@@ -455,7 +455,7 @@ class LowRank(Preconditioner):
 
 
 def low_precision_eigenvalue(gram: Array) -> float:
-    """Eigenvalue whose rounding to float32 products with F have, in float64 but for the columns after the first.
+    """Eigenvalue whose rounding to float32 bounds that of products with F whose first columns alone are in float64.
 
     It is √(μ ν), with the largest eigenvalues μ of all columns and ν of those in float32: what rounds are products of
     these with vectors that may lie along an eigenvector of μ. Both are estimated by the power method.

@@ -169,7 +169,7 @@ def test_a_search_has_one_plan_in_python_before_and_after_it_and_on_the_command_
     texts = [str(done), str(planned), run(f"{line} 0.1:10:3").stdout.rstrip("\n")]
     texts = [[one for one in text.splitlines() if not one.startswith("  memory")] for text in texts]
     assert texts[0] == texts[1]
-    # The command reads a file, in microseconds that a plan counts, and which may change a digit.
+    # The command's rows are in a file; its times may differ in the last digit.
     words, numbers = ([re.findall(pattern, "\n".join(text)) for text in texts] for pattern in (r"[^\d.]+", r"\d+"))
     assert words[2] == words[0]
     assert [float(x) for x in numbers[2]] == pytest.approx([float(x) for x in numbers[0]], rel=0.01)
