@@ -9,6 +9,7 @@ same run, which are finished for the λ that is chosen.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +89,7 @@ class EarlyStopping:
             save(state)
 
         self._iteration.on_iteration, self._iteration.on_cycle = on_iteration, self._start_from
+        self._iteration.on_step = self.on_step
         if state is not None and state.cycle is not None:
             self._start_from(state)
 
@@ -249,6 +251,9 @@ REFIT_FRACTION = 0.5
 """Fraction of the last fit's tolerance to which its columns are solved: with an intercept they are differences."""
 MAX_TIGHTENINGS = 4
 """Times that a run is continued with smaller tolerances: from the default to the smallest one."""
+FIRST_ITERATIONS = 0.75
+"""Fraction of `max_iter` that a run takes before λ that are solved, but not yet as well as their scores need, come
+first: a λ that no number of iterations solves would leave the others without scores."""
 
 
 class FoldSweep:
@@ -317,15 +322,14 @@ class FoldSweep:
                 watch.begin(state)
             return iteration.run(state=state)
 
-        iteration.on_step = self._count if watch is None else watch.on_step
+        iteration.on_step = self._count
+        max_iter, iteration.max_iter = iteration.max_iter, ceil(FIRST_ITERATIONS * iteration.max_iter)
         # Checkpoints do not tell several runs apart.
         outcome = resumed(context, iteration, start) if systems.is_whole else start(None)
-        for left in reversed(range(MAX_TIGHTENINGS + 1)):
-            held_out, wanted, shares = self._held_out(operator, outcome, plan.problem.tol)
-            further = iteration.continued(outcome, np.maximum(wanted / shares, MIN_FOLD_TOL)) if left else None
-            if further is None:
-                break
-            outcome = further
+        iteration.max_iter = max_iter
+        if outcome.status is not Status.CONVERGED:
+            outcome = self._solved_first(iteration, operator, outcome, watch)
+        outcome, held_out, wanted, shares = self._tightened(iteration, operator, outcome, plan.problem.tol)
         n_kept = len(systems.alphas) if watch is None else watch.n_kept
         for (a, f), values in held_out.items():
             where = systems.columns(a, f)
@@ -342,8 +346,36 @@ class FoldSweep:
         self._report.messages += outcome.messages
         if watch is not None:
             watch.end()
-        if self._refit is not None and outcome.status is Status.CONVERGED:
+        if self._refit is not None:
             self._finish(self._refit, iteration)
+
+    def _solved_first(
+        self, iteration: Iteration, operator: TrainingSetOperator, outcome: CGOutcome, watch: EarlyStopping | None
+    ) -> CGOutcome:
+        """Solve columns that have converged as well as their scores need; then iterate those that have not."""
+        tol, is_open = iteration.tol, ~(outcome.residuals <= iteration.tol)
+        iteration.tol = np.where(is_open, np.inf, tol)
+        if watch is not None:
+            watch.end()  # it takes columns that rest for solved ones
+        solved, *_ = self._tightened(iteration, operator, iteration.run(state=iteration.last), float(np.min(tol)))
+        if outcome.status is Status.STALLED:
+            return solved
+        iteration.tol = np.where(is_open, tol, iteration.tol)
+        if watch is not None:
+            watch.begin(None)
+        return iteration.run(state=iteration.last)
+
+    def _tightened(
+        self, iteration: Iteration, operator: TrainingSetOperator, outcome: CGOutcome, tol: float
+    ) -> tuple[CGOutcome, dict[tuple[int, int], Array], Array, Array]:
+        """Continue until residuals are as small as scores need; what was reached, and `_held_out` of it."""
+        for left in reversed(range(MAX_TIGHTENINGS + 1)):
+            held_out, wanted, shares = self._held_out(operator, outcome, tol)
+            further = iteration.continued(outcome, np.maximum(wanted / shares, MIN_FOLD_TOL)) if left else None
+            if further is None:
+                break
+            outcome = further
+        return outcome, held_out, wanted, shares
 
     def _finish(self, refit: Refit, iteration: Iteration) -> None:
         """Solve for all rows with the λ that the scores choose."""

@@ -286,6 +286,20 @@ def test_errors_far_smaller_than_the_targets_are_not_hidden_by_residuals(race, o
     assert search.best_score_ == pytest.approx(exact.best_score_, rel=0.02)
 
 
+@pytest.mark.parametrize("race", [False, True])
+def test_a_lambda_that_no_iterations_solve_leaves_the_others_their_scores(race):
+    """These need smaller residuals than the default, for their targets are far from 0."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(0, 10, (200, 1))
+    y = 100 + np.sin(X[:, 0]) + 0.01 * rng.standard_normal(200)
+    alphas, settings = np.array([1e-12, 1e-2, 0.1, 1, 10]), {"gamma": 1.0, "early_stopping": race, "refit": False}
+    exact = KernelRidgeCV(alphas[1:], solver="cholesky", **settings).fit(X, y)
+    with pytest.warns(ConvergenceWarning, match=r"no scores of alpha = 1e-12: the true residual"):
+        search = KernelRidgeCV(alphas, solver=ConjugateGradient(max_iter=60), **settings).fit(X, y)
+    assert np.isnan(scores_of(search)[0]).all()
+    assert_allclose(scores_of(search)[1:], scores_of(exact), rtol=0.02)
+
+
 def test_iterates_of_ill_conditioned_systems_do_not_decide_the_race():
     """Far from a solution, small λ look worse than they are: with λ of 10⁻¹⁰ of the largest eigenvalue, by far."""
     rng = np.random.default_rng(0)
