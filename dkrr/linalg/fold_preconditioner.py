@@ -43,24 +43,28 @@ from dkrr.linalg.training_sets import TrainingSets
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
 
-MAX_RESIDUAL_FRACTION = 1 / 100
+MAX_RESIDUAL_FRACTION = 1 / 30
 """Largest mean eigenvalue of what the first pivots leave, as a fraction of t, with which they replace all."""
-MAX_SHARED_RATIO = 4.0
-"""Factor between values of t that share the smallest: iterations of the largest about double, and are the fewest."""
+MIN_SHARED_RATIO = 64.0
+"""Factor between values of t that share the smallest. The condition number of the largest is then this factor, so that
+it takes about 30 iterations more, and it is the one with the fewest: 5,000 and 12,000 rows of molecules take the same
+time with factors of 4 to 64."""
+SQUARES_OF_SET = 1.25
+"""Memory of the small matrices of one training set at most, in matrices of r² numbers in float64."""
 CAPACITANCE_FLOPS = 1.2
 """Time of the small matrices of one training set over that of r³ operations of products in float64 (measured: ranks of
 2,160, ten values of λ)."""
 
 
-def shared(shifts: Array) -> Array:
-    """Shifts rounded down to fewer distinct values, by at most a factor MAX_SHARED_RATIO.
+def shared(shifts: Array, ratio: float) -> Array:
+    """Shifts rounded down to fewer distinct values, by at most a factor.
 
     Columns of equal shifts share a factorisation.
     """
     found = shifts.copy()
     for t in np.unique(shifts):
         if t in found:  # none that is smaller has taken it
-            found[(shifts >= t) & (shifts <= MAX_SHARED_RATIO * t) & (found == shifts)] = t
+            found[(shifts >= t) & (shifts <= ratio * t) & (found == shifts)] = t
     return found
 
 
@@ -132,6 +136,8 @@ class FoldLowRank(Preconditioner):
         self.factor, self._n_threads = factor, n_threads
         squares = sets.scales.T**2
         self._least = np.array([self._least_shift(each) for each in squares])
+        self._ratios = np.full(len(squares), MIN_SHARED_RATIO)
+        """Factor between values of t that share one, by set."""
         self._assign(sets, shift)
         self.precision: Precision = "float32" if mixed and factor.is_low else "float64"
         self._capacitances = dict[tuple[int, float], CapacitanceFactor]()
@@ -147,7 +153,9 @@ class FoldLowRank(Preconditioner):
 
                 def add(f: int) -> None:
                     gram, grams[f] = grams[f], np.empty((0, 0))  # released once its matrices are made
-                    self._capacitances.update(self._capacitances_of(f, squares[f], gram))
+                    sizes = self._sizes_of(f, squares[f], gram, shift)
+                    for t, p in sizes.items():
+                        self._capacitances[f, t] = CapacitanceFactor(gram[:p, :p] * (1.0 / t), self.precision)
 
                 list(pool.map(add, range(len(grams))))
 
@@ -158,11 +166,15 @@ class FoldLowRank(Preconditioner):
         return other
 
     def _assign(self, sets: TrainingSets, shift: Array) -> None:
-        self.sets = sets
-        self._t = np.maximum(shift, self._least[sets.of_column])
-        self._t[self._t == 0] = 1.0
+        self.sets, self._t = sets, np.empty(len(shift))
         for f in np.unique(sets.of_column):
-            self._t[sets.of_column == f] = shared(self._t[sets.of_column == f])
+            self._t[sets.of_column == f] = self._shared(f, shift[sets.of_column == f])
+
+    def _shared(self, f: int, shift: Array) -> Array:
+        """Values of t of a set's columns."""
+        t = np.maximum(shift, self._least[f])
+        t[t == 0] = 1.0
+        return shared(t, self._ratios[f])
 
     def _least_shift(self, squares: Array) -> float:
         """Smallest t: the mean eigenvalue of what the factor leaves, or the level of rounding."""
@@ -173,18 +185,23 @@ class FoldLowRank(Preconditioner):
             float((MIN_SHIFT_FRACTION * squares * factor.diagonal).sum()),
         )
 
-    def _capacitances_of(self, f: int, squares: Array, gram: Array) -> "dict[tuple[int, float], CapacitanceFactor]":
-        """Small matrices of a training set for all t of its columns."""
-        factor, found = self.factor, dict[tuple[int, float], CapacitanceFactor]()
+    def _sizes_of(self, f: int, squares: Array, gram: Array, shift: Array) -> dict[float, int]:
+        """Rows of the small matrices of a training set, by t; more t share one until they fit in their memory."""
         # ‖F‖² of the first columns is what they take from the trace.
-        whole = float((squares * factor.diagonal).sum())
+        whole = float((squares * self.factor.diagonal).sum())
         left = np.maximum(whole - np.concatenate([[0.0], np.cumsum(gram.diagonal())]), 0.0)
         means = left / np.maximum(np.count_nonzero(squares) - np.arange(len(left)), 1)
-        for t in np.unique(self._t[self.sets.of_column == f]).tolist():
-            enough = np.flatnonzero(means <= MAX_RESIDUAL_FRACTION * t)
-            p = max(int(enough[0]) if len(enough) else factor.rank, 1)
-            found[f, t] = CapacitanceFactor(gram[:p, :p] * (1.0 / t), self.precision)
-        return found
+        here, rank = self.sets.of_column == f, self.factor.rank
+        itemsize = 4 if self.precision == "float32" else 8
+        while True:
+            self._t[here] = self._shared(f, shift[here])
+            sizes = dict[float, int]()
+            for t in np.unique(self._t[here]).tolist():
+                enough = np.flatnonzero(means <= MAX_RESIDUAL_FRACTION * t)
+                sizes[t] = max(int(enough[0]) if len(enough) else rank, 1)
+            if len(sizes) == 1 or itemsize * sum(p**2 for p in sizes.values()) <= SQUARES_OF_SET * 8 * rank**2:
+                return sizes
+            self._ratios[f] *= MIN_SHARED_RATIO
 
     def _grams(self, squares: Array) -> list[Array]:
         """Fᵀ diag(w) F of every set, (r, r) each: of its rows, or what those that it leaves out leave of all."""

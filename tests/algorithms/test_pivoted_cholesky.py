@@ -446,7 +446,9 @@ def test_the_first_pivots_of_a_set_suffice_for_large_shifts():
 
 
 def test_close_shifts_share_the_smallest_and_columns_keep_their_own():
-    assert_allclose(shared(np.array([3.0, 1.0, 100.0, 4.0, 4.1, 20.0, 0.0])), [1.0, 1.0, 100.0, 1.0, 4.1, 20.0, 0.0])
+    assert_allclose(
+        shared(np.array([3.0, 1.0, 100.0, 4.0, 4.1, 20.0, 0.0]), 4.0), [1.0, 1.0, 100.0, 1.0, 4.1, 20.0, 0.0]
+    )
     shift, R = np.array([0.5, 50.0, 80.0, 90.0, 700.0, 600.0]), random(41, 6)
     whole = FoldLowRank(partial_factor(positive_definite(41), 25), SETS, shift)
     again = whole.for_columns(TrainingSets(SETS.scales, SETS.of_column[:2]), shift[:2])

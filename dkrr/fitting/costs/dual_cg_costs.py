@@ -57,7 +57,7 @@ PRECISIONS: dict[str, tuple[Precision, ...]] = {
 """Precisions of products that are compared, by the setting."""
 RANK_GROWTH, RANK_GROWTH_OF_FOLDS = 2.0, 1.45
 """Highest rank over the expected one that the spectrum found may lead to, in a fit and with the folds of a search.
-These have some twenty small matrices of this size. 12,000 rows of QM9 take the same time with 2,000 to 3,300 columns;
+These have some ten small matrices of this size. 12,000 rows of QM9 take the same time with 2,000 to 3,300 columns;
 5,000 take 1.1 times as long with a factor of 1.25 as with one of 1.5."""
 WORTH = 10.0
 """Times that computing a preconditioner's columns takes as long as writing them, from which on a store keeps them: the
