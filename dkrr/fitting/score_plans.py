@@ -10,6 +10,7 @@ import numpy as np
 from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError
+from dkrr.fitting.costs.dual_cg_costs import growth_seconds
 from dkrr.fitting.costs.fourier_costs import (
     GATHER_SECONDS,
     MAX_SIDE,
@@ -29,10 +30,10 @@ from dkrr.linalg.passes import strip_rows
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.planning.drawing import drawing_reasons
 from dkrr.planning.explain import NOT_ENOUGH_MEMORY, why_form
-from dkrr.planning.plan import Plan
+from dkrr.planning.plan import ITERATION_STAGE, Plan
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Resources
-from dkrr.planning.searches import NOTHING_LEFT, Optimising, SelectionPlan
+from dkrr.planning.searches import NOTHING_LEFT, Optimising, PartOfFit, SelectionPlan, seconds_of_fit
 from dkrr.planning.selection import RISES, FoldSizes, ScoringPlan
 from dkrr.planning.work import CostModel, Step
 from dkrr.text import Reason, format_bytes
@@ -63,9 +64,18 @@ DUAL_FOR_ONE = Reason(
 DUAL_FOR_SLOPES = Reason("dual-for-derivatives", "dual, in which the error of the folds has derivatives by lengths")
 ALL_IN_ONE_RUN = Reason("all-in-one-run", "conjugate gradient, which solves for all folds and λ in one run")
 DUAL_AS_SCORED = Reason("form-of-the-scores", "dual, in which the search has scored the candidates")
+CONTINUED_IN_RUN, CONTINUED_AFTER = PartOfFit(0.4, 0.0), PartOfFit(0.6)
+"""What is left of the last fit after scores by iterations: with a single kernel in their run, with its preconditioner,
+and with several after it (measured with a tolerance of 1e-6 and one kernel: 0.43 of the iterations)."""
+MIN_OWN_FIT_SECONDS = 1.0
+"""Time of a last fit that continues the run of the scores, from which on one of its own is planned as well."""
 SEARCH_CONTINUED = Reason(
     "search-continued",
     "the search chose conjugate gradient, and this fit continues its run from a solution for all rows",
+)
+LAST_FIT_APART = Reason(
+    "last-fit-apart",
+    "the last fit starts anew: alone, its preconditioner or its factor has more memory than among those of the folds",
 )
 ALL_SCORED = Reason(
     "all-scored", f"factors of every fold take no more than {MAX_PREFERRED_FACTOR_SECONDS:g} s, and score every λ"
@@ -352,7 +362,7 @@ def plan_sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iter
     text = "products with K serve all folds and all λ, and hold the predictions of the rows that are left out"
     reasons, share = [Reason("products-serve-all", text)], 1.0
     if sizes.races and len(problem.alphas) > RISES and width == t:
-        iterating = next(stage.seconds for stage in plan.chosen.stages if stage.name == "conjugate gradient")
+        iterating = next(stage.seconds for stage in plan.chosen.stages if stage.name == ITERATION_STAGE)
         share = _share_of_a_race(plan)
         seconds -= (1.0 - share) * iterating
         text = "the time is a mean over the λ that may be the best: all that are clearly worse are given up"
@@ -536,6 +546,39 @@ def whole_plan(
     problem = replace(problem, folds_are_fitted=problem.interval_folds > 0 and main.sizes.are_learned)
     if problem.uncertainty and (last := make_plan(problem, main.plan.resources, features)).chosen.keeps_factors:
         return replace(scores, last=last)
-    if main.method == "sweep" and optimising is None:  # it begins at the solution of the run
-        problem = continuing(problem, main)
-    return replace(scores, last=make_plan(problem, main.plan.resources, features))
+    if main.method != "sweep" or optimising is not None:
+        return replace(scores, last=make_plan(problem, main.plan.resources, features))
+    return _with_last_of_sweep(scores, problem, features)
+
+
+def _with_last_of_sweep(scores: SelectionPlan, problem: Problem, features: FeatureMap | None) -> SelectionPlan:
+    """Plan of a search whose last fit continues the run of the scores, or is its own where that takes less time.
+
+    Where memory is short, folds leave little room for the columns of a preconditioner, and a fit of all rows alone has
+    more of them, or a factor.
+    """
+    main, resources, n_last = scores.main, scores.main.plan.resources, len(problem.alphas)
+    assert main.asked is not None
+    rank, alphas = main.plan.chosen.details.rank, sorted(main.asked.alphas)
+    counts = [dual_iterations(problem, rank, alpha) for alpha in alphas]
+    mean = sum(counts) / len(counts)
+    if n_last == 1:  # any λ may be the best one
+        usual = min(range(len(alphas)), key=lambda k: (abs(counts[k] - mean), k))
+        problem = replace(problem, alphas=(alphas[usual],))
+    last = make_plan(continuing(problem, main), resources, features)
+    left = CONTINUED_IN_RUN if len(scores.kernels) == 1 else CONTINUED_AFTER
+    iterating = next(stage.seconds for stage in last.chosen.stages if stage.name == ITERATION_STAGE)
+    once, _ = growth_seconds(last.problem, resources, main.plan.chosen)  # with the tiles that the run keeps
+    left = left._replace(iterations=left.iterations * mean * once / iterating)
+    continued = replace(scores, last=last, last_part=left)
+    # A run in a store resumes with the columns that it began with, also where times are measured anew.
+    is_kept = len(scores.kernels) > 1 or problem.keeps_store
+    if is_kept or seconds_of_fit(last, left).expected < MIN_OWN_FIT_SECONDS:
+        return continued
+    own = make_plan(problem, resources, features)
+    alone = plan_scores(main.asked, replace(main.sizes, refit=False), resources, features)
+    if main.curve:
+        alone = with_parts(alone, main.curve)
+    alone = replace(alone, reasons=(*alone.reasons, LAST_FIT_APART))
+    apart = replace(scores, kernels=(alone,), last=own)
+    return apart if apart.seconds < continued.seconds else continued

@@ -36,9 +36,6 @@ SEARCH_SECONDS = 0.02
 """Overhead of a search: checks, folds, the table of results."""
 PLAN_SECONDS = (0.01, 0.025, 3072)
 """Time of the plan of one kernel, and for each 1,024 rows of its sample, and the most rows of a sample."""
-CONTINUED = (0.4, 0.6)
-"""Fraction of the iterations of the last fit that are done after scores by iterations: with a single kernel in their
-run, with its preconditioner, and with several after it (measured with a tolerance of 1e-6 and one kernel: 0.43)."""
 OWN_DOUBT = (0.4, 2.5)
 """Smallest and largest of these times over their values."""
 NOTHING_LEFT: Mapping[str, Any] = MappingProxyType({})
@@ -78,30 +75,34 @@ def expected_iterations(plan: Plan, planned: float) -> float:
     return float(planned ** (1 - known) * USUAL_ITERATIONS**known)
 
 
-def seconds_of_fit(plan: Plan, *, fraction: float = 1.0) -> Seconds:
-    """Time of a fit.
+class PartOfFit(NamedTuple):
+    """Fractions of the time of a fit that are left, if another run has done some of it."""
 
-    Parameters
-    ----------
-    plan : Plan
-    fraction : float
-        Fraction of the iterations that are left to do, if it begins at a solution that is known.
-    """
+    iterations: float = 1.0
+    preparation: float = 1.0
+    """All that comes before the iterations."""
+
+
+WHOLE_FIT = PartOfFit()
+
+
+def seconds_of_fit(plan: Plan, part: PartOfFit = WHOLE_FIT) -> Seconds:
+    """Time of a fit, or of a part of it if it iterates."""
     n_alphas = len(plan.problem.alphas)
     if plan.chosen.is_direct:
         return _of_work(plan.seconds) + _own(FIT_SECONDS[0] + n_alphas * STEP_SECONDS)
-    return _iterated(plan, fraction) + _own(FIT_SECONDS[1])
+    return _iterated(plan, part) + _own(FIT_SECONDS[1])
 
 
-def _iterated(plan: Plan, fraction: float = 1.0) -> Seconds:
+def _iterated(plan: Plan, part: PartOfFit = WHOLE_FIT) -> Seconds:
     """Time of conjugate gradient and of what comes before it."""
     details, p = plan.chosen.details, plan.problem
     iterating = sum(stage.seconds for stage in plan.chosen.stages if stage.name == ITERATION_STAGE)
     planned = max(1, details.iterations)
-    count = expected_iterations(plan, fraction * min(planned, p.iteration_settings.max_iter))
+    count = expected_iterations(plan, part.iterations * min(planned, p.iteration_settings.max_iter))
     each = iterating / planned + ITERATION_SECONDS[0] + ITERATION_SECONDS[1] * p.systems.n_columns
     low, high = ITERATION_DOUBT
-    work = _of_work(plan.seconds - iterating)
+    work = _of_work(part.preparation * (plan.seconds - iterating))
     return work + Seconds(low * count * each, count * each, min(high * count, p.iteration_settings.max_iter) * each)
 
 
@@ -111,7 +112,7 @@ def seconds_of_scores(plan: ScoringPlan) -> Seconds:
     if plan.method == "sweep":
         assert plan.asked is not None
         batches = ceil(plan.asked.n_targets / p.n_targets)
-        return (_iterated(plan.plan, plan.share) + _own(FIT_SECONDS[1])).times(batches)
+        return (_iterated(plan.plan, PartOfFit(iterations=plan.share)) + _own(FIT_SECONDS[1])).times(batches)
     if plan.method in ("refits", "paths"):
         n_own = n_alphas if plan.method == "paths" else 0
         return (seconds_of_fit(plan.plan) + _own(n_own * STEP_SECONDS)).times(plan.sizes.n_folds)
@@ -168,6 +169,8 @@ class SelectionPlan(Explained):
         Fit of all rows with the best candidate, if that is of the kernel that takes longest; None: there is none.
     optimising : Optimising or None
         Plan of the optimisation from the best candidate; None: there is none.
+    last_part : PartOfFit
+        What is left to do of the last fit after the scores.
 
     See Also
     --------
@@ -186,6 +189,7 @@ class SelectionPlan(Explained):
     kernels: tuple[ScoringPlan, ...]
     last: Plan | None = None
     optimising: Optimising | None = None
+    last_part: PartOfFit = WHOLE_FIT
 
     # The scores of one kernel
 
@@ -263,11 +267,7 @@ class SelectionPlan(Explained):
         return found
 
     def _last_seconds(self, last: Plan) -> Seconds:
-        own, fraction = _own(self._planning(1)), 1.0
-        if self.method == "sweep" and self.optimising is None:
-            of_one, of_several = CONTINUED
-            fraction = of_one if len(self.kernels) == 1 else of_several
-        return seconds_of_fit(last, fraction=fraction) + own
+        return seconds_of_fit(last, self.last_part) + _own(self._planning(1))
 
     def _planning(self, n_kernels: int) -> float:
         each, by_rows, most = PLAN_SECONDS

@@ -468,7 +468,7 @@ def _carry_out(
                     sheet,
                     report,
                     race=request.race,
-                    refit=work.refit,
+                    refit=work.refit if plan.sizes.refit else None,
                 )
         else:
             data = data.by_folds()

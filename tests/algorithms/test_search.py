@@ -17,6 +17,7 @@ from dkrr.errors import ConvergenceWarning, InputError, MemoryLimitError, StoreE
 from dkrr.estimators.search import edges
 from dkrr.features import Nystroem
 from dkrr.kernels import RBF, BagOfWords
+from dkrr.planning.searches import PartOfFit
 from dkrr.selection import scoring
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.text import codes_of
@@ -200,6 +201,20 @@ def test_the_last_fit_continues_from_the_columns_of_all_rows(data, fit_intercept
     assert result.iterations == 0 < alone.solve_result_.iterations and result.residual <= 1e-9
     allowed = 1e-9 * np.linalg.norm(np.sqrt(data.weights)[:, None] * data.y) / np.sqrt(min(ALPHAS))  # ‖r‖ / 2√λ of each
     assert_allclose(search.predict(data.X_new), alone.predict(data.X_new), rtol=0, atol=allowed)
+
+
+def test_a_last_fit_that_takes_less_time_alone_starts_anew(monkeypatch, data, y):
+    """As it does where memory is short; with a store it continues, since a run resumes with the columns that it has."""
+    settings = {"kernel": "rbf", "solver": "cg", "tol": 1e-9}
+    monkeypatch.setattr("dkrr.fitting.score_plans.MIN_OWN_FIT_SECONDS", 0.0)
+    monkeypatch.setattr("dkrr.fitting.score_plans.CONTINUED_IN_RUN", PartOfFit(iterations=1e6))
+    search, whole = (KernelRidgeCV(ALPHAS, cv=3, refit=refit, **settings).fit(data.X, y) for refit in (True, False))
+    plan = search.selection_plan_
+    assert "last-fit-apart" in codes_of(plan.reasons) and plan.sizes.n_sets == plan.sizes.n_folds == 3
+    assert "search-continued" not in codes_of(search.plan_.reasons) and search.solve_result_.iterations > 0
+    assert_array_equal(scores_of(search), scores_of(whole))
+    alone = KernelRidge(search.alpha_, **settings).fit(data.X, y)
+    assert_array_equal(search.predict(data.X_new), alone.predict(data.X_new))
 
 
 REQUESTED = {"form": "form-requested", "solver": "cg-requested"}
