@@ -6,7 +6,8 @@ stdout and a table on stderr. ``python -m benchmarks.iterative --help`` lists th
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
@@ -374,6 +375,98 @@ def rate(n: int, widths: tuple[int, ...], threads: int) -> None:
             click.echo(json.dumps(stamped(line)))
     Console(stderr=True).print(table)
     click.echo(json.dumps(stamped({"load": load.stop().to_dict()})))
+
+
+@main.command("loop")
+@click.option("--n", type=int, default=30_000, show_default=True)
+@click.option("--memory-limit", default="1GiB", show_default=True)
+@_cache
+def beside_its_loop(n: int, memory_limit: str, cache: Path | None) -> None:
+    """Time of a fit over that of its products alone, and of these over a plain loop of NumPy and BLAS."""
+    X, y, _, _ = data("qm9", n, 0, cache)
+    gamma, load = 1 / X.shape[1], LoadMeter()
+    model = dkrr.KernelRidge(ALPHA, kernel="rbf", gamma=gamma, solver="cg", tol=1e-6, memory_limit=memory_limit)
+    start = perf_counter()
+    model.fit(X, y)
+    seconds = perf_counter() - start
+    result, plan = model.solve_result_, model.plan_
+    products, threads = plan.chosen.details.tile_products, plan.resources.local_threads
+    grid, source = TileGrid(n, products.tile, products.tile), GramTiles(RBF(gamma=gamma), MemoryRows(X))
+    passes = {}
+    with ThreadExecutor(threads) as executor, blas.one_thread():
+        own = TiledOperator(
+            source, grid, executor, "loop", threads, threads, kept_tiles=products.kept_tiles, keeps=products.precision
+        )
+        v = np.random.default_rng(0).standard_normal((n, 1))
+        for precision in dict.fromkeys((products.precision, "float64")):
+            own.multiply(v, precision)  # tiles that are kept are formed
+            passes[precision] = _seconds(own.multiply, v, precision)
+        own.close()
+        plain = _seconds(_plain_pass, X.astype(products.precision), gamma, threads)
+    n_true = sum(h.is_true for h in result.history) if products.precision == "float32" else 1
+    loop = result.iterations * passes[products.precision] + n_true * passes["float64"]
+    preparing = sum(stage.seconds for stage in result.stages if stage.name in ("preconditioner", "Gram matrix"))
+    line = {
+        "n": n,
+        "memory_limit": memory_limit,
+        "planned": plan.chosen.summary(),
+        "seconds": seconds,
+        "projected_seconds": plan.seconds,
+        "iterations": result.iterations,
+        "rank": result.rank,
+        "residual": result.residual,
+        "preparing_seconds": preparing,
+        "pass_seconds": passes[products.precision],
+        "plain_pass_seconds": plain,
+        "ratio": seconds / loop,
+        "ratio_iterating": (seconds - preparing) / loop,
+        "ratio_plain": passes[products.precision] / plain,
+        "load": load.stop().to_dict(),
+    }
+    Console(stderr=True).print(line)
+    click.echo(json.dumps(stamped(line)))
+
+
+def _seconds(work: Callable[..., Any], *arguments: Any) -> float:
+    """Shortest of two times."""
+    times = []
+    for _ in range(2):
+        start = perf_counter()
+        work(*arguments)
+        times.append(perf_counter() - start)
+    return min(times)
+
+
+PLAIN_BLOCK = (512, 2048)
+"""Rows and columns of a block that stays in the cache (of several tried the fastest)."""
+
+
+def _plain_pass(X: Floats, gamma: float, threads: int) -> Floats:
+    """Product of an RBF kernel's matrix with a vector: products of rows, distances, exp, and two thin products."""
+    (height, width), n = PLAIN_BLOCK, len(X)
+    squares = gamma * (X**2).sum(axis=1)
+    vector = np.random.default_rng(0).standard_normal((n, 1)).astype(X.dtype)
+    strips = [(a, c) for a in range(0, n, height) for c in range(0, min(a + height, n), width)]
+
+    def some(strips: Sequence[tuple[int, int]]) -> Floats:
+        buffer, total = np.empty(PLAIN_BLOCK, X.dtype), np.zeros((n, 1))
+        for a, c in strips:
+            b = min(a + height, n)
+            d = min(c + width, b)
+            block, up, down = buffer[: b - a, : d - c], np.empty((b - a, 1), X.dtype), np.empty((d - c, 1), X.dtype)
+            blas.gemm(block, X[a:b], X[c:d], transpose_b=True, alpha=2 * gamma)
+            block -= squares[a:b, None]
+            block -= squares[c:d]
+            np.minimum(block, 0, out=block)
+            np.exp(block, out=block)
+            blas.gemm(up, block, vector[c:d])
+            blas.gemm(down, block, vector[a:b], transpose_a=True)
+            total[a:b] += up
+            total[c:d] += down
+        return total
+
+    with ThreadPoolExecutor(threads) as pool:
+        return sum(pool.map(some, [strips[k::threads] for k in range(threads)]), np.zeros((n, 1)))
 
 
 def _kernel_rate(X: Floats, precision: str) -> float:

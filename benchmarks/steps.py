@@ -720,6 +720,22 @@ STEPS: tuple[Step, ...] = (
         on_request=True,
     ),
     Step(
+        "iterative-loop",
+        "Conjugate gradient over its products alone",
+        {
+            "small": "benchmarks.iterative loop --n 6000 --cache {cache}",
+            "full": "benchmarks.iterative loop --cache {cache}",
+        },
+        (
+            Column("n", "n", "count"),
+            Column("iterations", "iterations", "count"),
+            Column("fit over its products", "ratio", "ratio"),
+            Column("without preconditioner", "ratio_iterating", "ratio"),
+            Column("product over plain loop", "ratio_plain", "ratio"),
+        ),
+        on_request=True,
+    ),
+    Step(
         "iterative-factor",
         "A float32 factor as preconditioner beside the float64 factorisation",
         {
