@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from distributed import Client, as_completed
 from distributed.comm import CommClosedError
+from distributed.protocol.pickle import dumps
 from distributed.scheduler import KilledWorker
 
 from dkrr.cluster import resident
@@ -36,12 +37,23 @@ from dkrr.text import format_bytes
 
 WINDOW_PER_THREAD = 2
 """Tasks on the scheduler for each worker thread: one runs, one waits at the worker."""
-UNREADABLE_GRAPH = "deserialization of the task graph"
-"""Words of Dask's error where the scheduler cannot read what a client sends."""
-OTHER_ENVIRONMENT = (
-    "the Dask scheduler cannot read dkrr's tasks; expected the same packages there as here: install dkrr where the "
-    "scheduler runs"
-)
+
+
+def _without_module() -> Callable[..., Any]:
+    """A function that no module has, so that it is pickled with its code."""
+
+    def call(pickled: bytes, *more: Any) -> Any:
+        from distributed.protocol.pickle import loads
+
+        function, arguments = loads(pickled)
+        return function(*arguments, *more)
+
+    return call
+
+
+CALL = _without_module()
+"""Calls what is pickled, on a worker. The scheduler reads all that a client submits: it would import dkrr, NumPy and
+SciPy, which takes half a second before the first task of a cluster, and would have to have them."""
 
 
 ITERATION = "a task of an iteration"
@@ -120,7 +132,7 @@ class DaskExecutor:
                 # Dask's priorities are numbers, these are tuples: tasks are submitted in their order, in which Dask
                 # runs tasks of equal priority.
                 key = dask_key(task, run_id)
-                future = self.client.submit(execute_on_worker, task, key=key, pure=False)
+                future = self.client.submit(CALL, dumps((execute_on_worker, (task,))), key=key, pure=False)
                 running[future.key] = task
                 completed.add(future)
 
@@ -191,7 +203,8 @@ class DaskExecutor:
             if task.place is not None:
                 where = {"workers": [places[task.place % len(places)]], "allow_other_workers": True}
             key = dask_key(task, run_id)
-            futures.append(self.client.submit(execute_on_worker, task, vectors, key=key, pure=False, **where))
+            pickled = dumps((execute_on_worker, (task,)))
+            futures.append(self.client.submit(CALL, pickled, vectors, key=key, pure=False, **where))
         return futures
 
     def _workers_of_places(self, threads: dict[str, int]) -> list[str]:
@@ -212,17 +225,17 @@ class DaskExecutor:
             held: list[Any] = []
             try:
                 held += (futures := self._submit(tasks, shared))
-                sums = adds
+                sums, adding = adds, dumps((_add, ()))
                 while sums:
                     groups = [futures[k : k + FAN_IN] for k in range(0, len(futures), FAN_IN)]
                     futures = [
-                        self.client.submit(_add, group, key=f"dkrr-add-{uuid.uuid4().hex}", pure=False)
+                        self.client.submit(CALL, adding, group, key=f"dkrr-add-{uuid.uuid4().hex}", pure=False)
                         for group in groups
                     ]
                     held += futures
                     sums = len(futures) > 1
                 return list(self._watch.call(self.client.gather, futures, direct=True))
-            except (KilledWorker, RuntimeError) as error:
+            except KilledWorker as error:
                 raise self._readable(error, ITERATION) from None
             except (*LOST_SCHEDULER_ERRORS, OSError) as error:  # OSError: no connection to a lost worker
                 self._watch.refuse_a_lost_scheduler()
@@ -241,8 +254,6 @@ class DaskExecutor:
         """Error to raise for one that Dask reports."""
         if isinstance(error, KilledWorker):
             return self._died(what, error.allowed_failures + 1)
-        if isinstance(error, RuntimeError) and UNREADABLE_GRAPH in str(error):
-            return ClusterError(OTHER_ENVIRONMENT)
         if isinstance(error, LOST_SCHEDULER_ERRORS):
             self._watch.refuse_a_lost_scheduler()
             return self._died(what, 1)
