@@ -103,10 +103,11 @@ BYTES_PER_THREAD = 32 * 2**20
 """Memory of BLAS for each of its threads in the calling process (a worker's one thread is in its baseline)."""
 FEW_COLUMNS = 3
 """Columns up to which those of a product with a large matrix are multiplied one by one."""
-THIN_COLUMNS = 128
-"""Columns up to which cᵀ = bᵀ a is computed for c = aᵀ b with a large a: GEMM copies its second matrix in Fortran to
-its own format as a whole, and the first one by blocks that stay in cache (measured from memory with 4 to 12 columns:
-0.3 to 0.8 of the time, with 60: 0.5 to 0.9)."""
+THIN_COLUMNS, THIN_ENTRIES = 128, 2**20
+"""Columns up to which, and entries of a from which on, cᵀ = bᵀ a is computed for c = aᵀ b: GEMM copies its second matrix
+in Fortran to its own format as a whole, and the first one by blocks that stay in cache (measured with one thread, the
+copies of b and c included, on both kinds of processor: 4 to 48 columns take 0.2 to 1.0 of the time, 128 columns 0.7 to
+1.06; where a has just been computed, and is in cache, up to 1.4 times)."""
 MANY_ENTRIES = 2**17
 """Entries from which on a matrix is large: it is not in the cache of a core."""
 CACHED_BYTES = 4 * 2**20
@@ -233,7 +234,7 @@ def gemm(
                 x, y = (columns[j, rows], c[:, j]) if transpose_a else (columns[j], c[rows, j])
                 _gemv(y, a[rows], x, alpha, 1.0 if transpose_a and start else beta, transpose=transpose_a)
         return
-    if transpose_a and n <= THIN_COLUMNS and a.size >= MANY_ENTRIES:
+    if transpose_a and n <= THIN_COLUMNS and a.size >= THIN_ENTRIES:
         product = np.empty((n, m), c.dtype)
         gemm(product, b if transpose_b else np.ascontiguousarray(b.T), a, alpha=alpha)
         if beta:
