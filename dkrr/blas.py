@@ -105,9 +105,9 @@ FEW_COLUMNS = 3
 """Columns up to which those of a product with a large matrix are multiplied one by one."""
 THIN_COLUMNS, THIN_ENTRIES = 128, 2**20
 """Columns up to which, and entries of a from which on, cᵀ = bᵀ a is computed for c = aᵀ b: GEMM copies its second
-matrix in Fortran to its own format as a whole, and the first one by blocks that stay in cache (measured with one thread, the
-copies of b and c included, on both kinds of processor: 4 to 48 columns take 0.2 to 1.0 of the time, 128 columns 0.7 to
-1.06; where a has just been computed, and is in cache, up to 1.4 times)."""
+matrix in Fortran to its own format as a whole, and the first one by blocks that stay in cache. Measured with one
+thread, the copies of b and c included, on both kinds of processor: 4 to 48 columns take 0.2 to 1.0 of the time, 128
+columns 0.7 to 1.06; where a has just been computed, and is in cache, up to 1.4 times."""
 MANY_ENTRIES = 2**17
 """Entries from which on a matrix is large: it is not in the cache of a core."""
 CACHED_BYTES = 4 * 2**20
