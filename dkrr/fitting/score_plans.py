@@ -10,7 +10,7 @@ import numpy as np
 from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError
-from dkrr.fitting.costs.dual_cg_costs import growth_seconds
+from dkrr.fitting.costs.dual_cg_costs import growth_seconds, squares_of_curvatures
 from dkrr.fitting.costs.fourier_costs import (
     GATHER_SECONDS,
     MAX_SIDE,
@@ -68,14 +68,14 @@ CONTINUED_IN_RUN, CONTINUED_AFTER = PartOfFit(0.4, 0.0), PartOfFit(0.6)
 """What is left of the last fit after scores by iterations: with a single kernel in their run, with its preconditioner,
 and with several after it (measured with a tolerance of 1e-6 and one kernel: 0.43 of the iterations)."""
 MIN_OWN_FIT_SECONDS = 1.0
-"""Time of a last fit that continues the run of the scores, from which on one of its own is planned as well."""
+"""Time of a last fit that continues the run of the scores, from which on a separate one is planned as well."""
 SEARCH_CONTINUED = Reason(
     "search-continued",
     "the search chose conjugate gradient, and this fit continues its run from a solution for all rows",
 )
 LAST_FIT_APART = Reason(
     "last-fit-apart",
-    "the last fit starts anew: alone, its preconditioner or its factor has more memory than among those of the folds",
+    "the last fit does not continue this run: alone, its preconditioner or its factor has more memory",
 )
 ALL_SCORED = Reason(
     "all-scored", f"factors of every fold take no more than {MAX_PREFERRED_FACTOR_SECONDS:g} s, and score every λ"
@@ -395,7 +395,7 @@ def _calling_bytes(problem: Problem, plan: Plan, resources: Resources) -> int:
     systems = problem.systems
     vectors = systems.n_vectors * 8 * problem.n * systems.n_columns
     rank: int = plan.chosen.details.rank
-    own = resources.local_baseline_bytes + vectors + 8 * rank**2 * (2 + systems.n_curvatures)
+    own = resources.local_baseline_bytes + vectors + 8 * rank**2 * (2 + squares_of_curvatures(problem))
     if own > resources.local_limit_bytes:
         raise MemoryLimitError(
             f"the columns of all folds and λ need {format_bytes(own)} in the calling process, of the "
@@ -571,7 +571,7 @@ def _with_last_of_sweep(scores: SelectionPlan, problem: Problem, features: Featu
     once, _ = growth_seconds(last.problem, resources, main.plan.chosen)  # with the tiles that the run keeps
     left = left._replace(iterations=left.iterations * mean * once / iterating)
     continued = replace(scores, last=last, last_part=left)
-    # A run in a store resumes with the columns that it began with, also where times are measured anew.
+    # A run in a store resumes with the columns that it began with, also where times are measured again.
     is_kept = len(scores.kernels) > 1 or problem.keeps_store
     if is_kept or seconds_of_fit(last, left).expected < MIN_OWN_FIT_SECONDS:
         return continued

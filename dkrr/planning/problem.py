@@ -7,7 +7,6 @@ from typing import Any, Literal, Self
 from dkrr.data.rows import sparse_bytes_at_once
 from dkrr.kernels import Kernel
 from dkrr.kernels.map_base import FeatureMap
-from dkrr.linalg.fold_preconditioner import SQUARES_OF_SET
 from dkrr.linalg.gram_products import Precision
 from dkrr.linalg.newton import NewtonWork
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
@@ -318,7 +317,7 @@ class Problem:
             n_active=m * (n_alphas if self.n_folds == 1 else min(ACTIVE_ALPHAS, n_alphas) * self.n_folds),
             shift=min(self.alphas),
             tol=self.tol,
-            n_curvatures=0 if self.n_folds == 1 else ceil(SQUARES_OF_SET * self.n_folds),
+            n_curvatures=0 if self.n_folds == 1 else self.n_folds,
         )
 
 
@@ -349,4 +348,4 @@ class Systems:
     n_vectors: int = 12
     """Arrays as long as the columns, in the calling process."""
     n_curvatures: int = 0
-    """Number of columns with their own diagonal, and so with their own small matrix in the preconditioner."""
+    """Number of columns or training sets with their own diagonal, and so with small matrices in the preconditioner."""

@@ -8,7 +8,14 @@ from math import ceil
 from dkrr.cost import Work
 from dkrr.errors import InputError, MemoryLimitError
 from dkrr.fitting.costs.details import Iterative, TileProducts
-from dkrr.fitting.costs.dual_cg_costs import PRECISIONS, SMALL_RANKS, IterativeDual, is_worth_keeping, priced_ranks
+from dkrr.fitting.costs.dual_cg_costs import (
+    PRECISIONS,
+    SMALL_RANKS,
+    IterativeDual,
+    is_worth_keeping,
+    priced_ranks,
+    squares_of_curvatures,
+)
 from dkrr.fitting.costs.dual_costs import newton_steps
 from dkrr.fitting.costs.gram_costs import GramCosts
 from dkrr.kernels.device import PAIRS_AT_ONCE, n_leaves, refusal
@@ -119,7 +126,7 @@ class DeviceDual(IterativeDual):
         """Memory of the host for the small matrices of a factor."""
         if rank == 0:
             return 0
-        return 8 * rank**2 * (3 + self.systems.n_curvatures) + self.problem.largest_rows_bytes(rank)
+        return 8 * rank**2 * (3 + squares_of_curvatures(self.problem)) + self.problem.largest_rows_bytes(rank)
 
     def _needed_bytes(self, tile: int, *, keeps_rows: bool) -> int:
         p, m = self.problem, self.systems.n_columns

@@ -21,7 +21,7 @@ from dkrr.linalg.conjugate_gradient import (
     ROUND_TRIPS_PER_ITERATION,
     cycles_in_low_precision,
 )
-from dkrr.linalg.fold_preconditioner import capacitance_work
+from dkrr.linalg.fold_preconditioner import SQUARES_OF_SET, capacitance_work
 from dkrr.linalg.gram_products import (
     GROUPS_PER_PLACE,
     Precision,
@@ -68,6 +68,12 @@ def is_worth_keeping(seconds: float, writing: float) -> bool:
     """Whether a store keeps columns of a preconditioner, from the seconds that they took and those of writing them."""
     limit = float(setting("checkpoint-seconds"))
     return limit == 0 or seconds >= max(limit / 3, WORTH * writing)
+
+
+def squares_of_curvatures(p: Problem) -> int:
+    """Memory of small matrices besides those of all rows, in matrices of r² numbers."""
+    n = p.systems.n_curvatures
+    return n if p.n_folds == 1 else ceil(SQUARES_OF_SET * n)
 
 
 def cg_tile(p: Problem, place_limit: int, slots: int) -> int:
@@ -151,7 +157,7 @@ class IterativeDual:
             return 0
         rows = place.threads * factor_rows_bytes(p.n, rank, place.slots)
         # The pivots' triangle, the small matrix and its sums: in the calling process, where that does the work.
-        here = place.threads + 2 + self.systems.n_curvatures
+        here = place.threads + 2 + squares_of_curvatures(p)
         n_squares = 3 * place.threads if place.execution == "dask" else here
         return rows + 8 * rank**2 * n_squares + p.largest_rows_bytes(rank)
 
