@@ -552,7 +552,7 @@ def whole_plan(
 
 
 def _with_last_of_sweep(scores: SelectionPlan, problem: Problem, features: FeatureMap | None) -> SelectionPlan:
-    """Plan of a search whose last fit continues the run of the scores, or is its own where that takes less time.
+    """Plan of a search whose last fit continues the run of the scores, or is separate where that takes less time.
 
     Where memory is short, folds leave little room for the columns of a preconditioner, and a fit of all rows alone has
     more of them, or a factor.
@@ -572,8 +572,8 @@ def _with_last_of_sweep(scores: SelectionPlan, problem: Problem, features: Featu
     left = left._replace(iterations=left.iterations * mean * once / iterating)
     continued = replace(scores, last=last, last_part=left)
     # A run in a store resumes with the columns that it began with, also where times are measured again.
-    is_kept = len(scores.kernels) > 1 or problem.keeps_store
-    if is_kept or seconds_of_fit(last, left).expected < MIN_OWN_FIT_SECONDS:
+    continues = len(scores.kernels) > 1 or problem.keeps_store
+    if continues or seconds_of_fit(last, left).expected < MIN_OWN_FIT_SECONDS:
         return continued
     own = make_plan(problem, resources, features)
     alone = plan_scores(main.asked, replace(main.sizes, refit=False), resources, features)

@@ -15,7 +15,7 @@ from dkrr.kernels import RBF, Linear
 from dkrr.linalg import factor_rows, pivoted_cholesky
 from dkrr.linalg.column_sources import GramColumns
 from dkrr.linalg.conjugate_gradient import Iteration
-from dkrr.linalg.fold_preconditioner import FoldLowRank, shared
+from dkrr.linalg.fold_preconditioner import SQUARES_OF_SET, FoldLowRank, shared
 from dkrr.linalg.pivoted_cholesky import MIN_BLOCK, LostRowsError, choose_pivots, expected_iterations, next_eigenvalue
 from dkrr.linalg.preconditioners import GROWTH, LOW_PRECISION_RATIO, MAX_GROWTHS, LowRank, mean_residual_eigenvalue
 from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets
@@ -453,6 +453,17 @@ def test_close_shifts_share_the_smallest_and_columns_keep_their_own():
     whole = FoldLowRank(partial_factor(positive_definite(41), 25), SETS, shift)
     again = whole.for_columns(TrainingSets(SETS.scales, SETS.of_column[:2]), shift[:2])
     assert_allclose(again.apply(R[:, :2], np.arange(2)), whole.apply(R, np.arange(6))[:, :2])
+
+
+def test_small_matrices_of_a_set_stay_within_their_memory():
+    """Where every shift needs all pivots, they share one matrix, however far apart, and are as good as the smallest."""
+    B, shift = random(41, 20), 1e-6 * 100.0 ** np.arange(4)
+    factor, one = partial_factor(B @ B.T + 1e-10 * np.eye(41), 20), TrainingSets(SETS.scales, np.zeros(4, int))
+    whole, least = FoldLowRank(factor, one, shift), FoldLowRank(factor, one, np.full(4, shift[0]))
+    sizes = [len(matrix) for (f, _), matrix in whole._capacitances.items() if f == 0]
+    assert sum(size**2 for size in sizes) <= SQUARES_OF_SET * factor.rank**2
+    R = random(41, 4) * (one.scale() > 0)
+    assert_allclose(whole.apply(R, np.arange(4)), least.apply(R, np.arange(4)), rtol=1e-12)
 
 
 @pytest.mark.parametrize("n_first", [0, 7])

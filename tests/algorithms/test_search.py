@@ -203,7 +203,7 @@ def test_the_last_fit_continues_from_the_columns_of_all_rows(data, fit_intercept
     assert_allclose(search.predict(data.X_new), alone.predict(data.X_new), rtol=0, atol=allowed)
 
 
-def test_a_last_fit_that_takes_less_time_alone_is_separate(monkeypatch, data, y):
+def test_a_last_fit_that_takes_less_time_alone_is_separate(monkeypatch, tmp_path, data, y):
     """As it does where memory is short; with a store it continues, since a run resumes with the columns that it has."""
     settings = {"kernel": "rbf", "solver": "cg", "tol": 1e-9}
     monkeypatch.setattr("dkrr.fitting.score_plans.MIN_OWN_FIT_SECONDS", 0.0)
@@ -215,6 +215,8 @@ def test_a_last_fit_that_takes_less_time_alone_is_separate(monkeypatch, data, y)
     assert_array_equal(scores_of(search), scores_of(whole))
     alone = KernelRidge(search.alpha_, **settings).fit(data.X, y)
     assert_array_equal(search.predict(data.X_new), alone.predict(data.X_new))
+    kept = KernelRidgeCV(ALPHAS, cv=3, store=str(tmp_path / "run"), **settings).fit(data.X, y)
+    assert "last-fit-apart" not in codes_of(kept.selection_plan_.reasons) and kept.solve_result_.iterations == 0
 
 
 REQUESTED = {"form": "form-requested", "solver": "cg-requested"}
