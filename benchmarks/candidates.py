@@ -147,7 +147,7 @@ def known_iterations(plan: Plan, result: SolveResult) -> Strategy:
     with ExitStack() as stack:
         for name, value in {
             "iteration_estimates.iterations_expected": lambda *_: result.iterations,
-            "dual_cg_costs.RESTARTED_ITERATION_FACTOR": 1.0,
+            "dual_cg_costs.iterations_in_low_precision": lambda iterations, _: iterations,
             "dual_cg_costs.priced_ranks": lambda *_: [result.rank],
             "primal_costs.primal_iterations": lambda *_: result.iterations,
             "dual_costs.refining_iterations": lambda *_: result.iterations // groups,

@@ -170,10 +170,11 @@ class KernelRidgeCV(RidgeRegressor):
         Whether to fit all rows with the best candidate; without it there is nothing to predict
         with.
     early_stopping : bool, default=True
-        Whether small λ are skipped, not iterations by a validation set: from large to small,
-        conjugate gradient gives up the λ below one at which the scores have become worse for the
-        second time in a row. `cv_results_["stopped"]` has them. A better score at far smaller λ is
-        then missed.
+        Whether λ are skipped, not iterations by a validation set. Conjugate gradient gives up λ
+        that are surely worse than another one, whose scores are then known to about half a
+        percent, or NaN where that would take longer than all others; and, from large to small,
+        those below one at which the scores have become worse for the second time in a row.
+        `cv_results_["stopped"]` has them. A better score at far smaller λ is then missed.
     cv_tol : float, default=1e-3
         Largest relative residual of the folds' systems by conjugate gradient; smaller automatically
         where the errors of rows that are left out are less than a tenth of the targets. A λ that

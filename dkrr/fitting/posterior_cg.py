@@ -53,12 +53,13 @@ END_FRACTION = 0.5
 """Fraction of the relative width at which a column ends, judged by rᵀM⁻¹r of the iteration itself."""
 MIN_TOL = 1e-13
 """Smallest relative residual that is required of a column: it ends there, however wide its bounds are."""
-MAX_CONTINUATIONS = 6
-"""Times that a run is continued for columns whose bounds are too far apart."""
+MIN_CONTINUATIONS, MAX_CONTINUATIONS = 2, 6
+"""Times that a run is continued for columns whose bounds are too far apart: at least, as one that begins far from what
+it asks may end too early, and at most."""
 TIGHTENING = 4.0
 """Factor by which a continuation asks for more than the width of a column's bounds requires."""
 MAX_WIDTH_LEFT = 0.7
-"""A continuation that leaves a larger fraction of a width has met the limit of rounding, and is the last."""
+"""A later continuation that leaves a larger fraction of a width has met the limit of rounding, and is the last."""
 KNOWN_TOL = 1e-7
 """Largest relative residual of the systems of the targets and of the intercept."""
 N_PROBES = 64
@@ -280,7 +281,7 @@ class _BoundedRun:
         iteration.on_iteration = ending
         best: VarianceBounds | None = None
         status, state = Status.CONVERGED, None
-        for _ in range(MAX_CONTINUATIONS):
+        for number in range(MAX_CONTINUATIONS):
             outcome = iteration.run(state=state)
             status, state = outcome.status, iteration.last
             solved = self._certified(iteration)
@@ -288,7 +289,7 @@ class _BoundedRun:
             before = np.inf if best is None else best.relative_width
             best = found
             open_ = found.relative_width > RELATIVE_WIDTH
-            useful = found.relative_width < MAX_WIDTH_LEFT * before
+            useful = (found.relative_width < MAX_WIDTH_LEFT * before) | (number < MIN_CONTINUATIONS)
             if status not in (Status.CONVERGED, Status.STALLED) or not (open_ & useful).any():
                 break
             ending.continue_with(open_ & useful, found, solved)

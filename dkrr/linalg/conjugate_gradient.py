@@ -19,7 +19,7 @@ of conjugate gradients", SIAM J. Numer. Anal. 24 (1987).
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import ceil, log, nan
+from math import ceil, log, nan, sqrt
 from typing import Literal
 
 import numpy as np
@@ -108,13 +108,21 @@ def condition_number(
 
 CYCLE_TOL_FRACTION = 0.9
 """Fraction of the tolerance at which the recurrence of a cycle ends, so that the true residual meets it."""
-LOW_PRECISION_DROP = 10**-3.5
-"""Factor by which a cycle in float32 may reduce the residual before it is recomputed in float64."""
+MAX_FIRST_DROP, FIRST_DROP = 10**-3.5, 5e-3
+"""Factor by which the first cycle in float32 may reduce the residual where that is all, and where others follow."""
+LEAST_DROP, MOST_DROP, DROP_OF_NOISE = 1e-4, 0.1, 8.0
+"""Bounds of the factor by which a later cycle in float32 may reduce the residual, and its square root over the error of
+products relative to s. Where that is large, directions are soon no longer conjugate, and long cycles take far more
+iterations than short ones: 6,000 rows of QM9, λ = 1e-4 (an error of 0.03 s) 1,090 with factors of 10^-3.5, 640 with
+0.1, and 480 in float64; λ = 1e-3 360, 290 and 250; λ = 0.1 about as many with all."""
 MIN_NEGATIVE_FRACTION = 1e-10
 """Fraction of ‖r‖‖z‖ below which a negative rᵀz says nothing of the preconditioner."""
-RESTARTED_ITERATION_FACTOR = 1.2
-"""Iterations with products in float32 over those in float64, for every cycle after the first (measured 1.07 to 1.2 with
-two cycles; 1.4 to 1.7 with three, on rows of molecules and flights)."""
+ROUNDED_PRODUCT = 4e-8
+"""Error of products in float32 over √n times the size of entries and the norm of the vector (measured on QM9)."""
+MIXED_FACTOR, MIXED_FACTOR_OF_NOISE, MAX_PRICED_NOISE = 1.1, 10.0, 0.1
+"""Iterations with products in float32 over those in float64, what the error of products over s adds to that (measured
+on 10,000 rows of QM9: 1.1 to 1.2 with errors up to 0.004 s, 1.4 to 1.5 with 0.04 s), and the error from which on they
+are soon given up."""
 ROUND_TRIPS_PER_ITERATION = 3
 """Round trips to Dask's workers: one for A and two for a preconditioner whose factor they hold."""
 USEFUL_GUESS = 0.1
@@ -193,6 +201,9 @@ class Iteration:
     watch: Callable[[State, float], None] = unwatched
     last: State | None = field(default=None, init=False)
     """State at the end of the last run."""
+    _noise: Array | None = field(default=None, init=False)
+    """Norm of the error of products in float32 over that of the vectors, as the last cycle had it, (m,); NaN where it
+    is not known."""
 
     def run(self, start: Array | None = None, state: State | None = None) -> CGOutcome:
         """Iterate until every true residual is met, or no more can be had.
@@ -340,6 +351,8 @@ class Iteration:
         columns = cycle.columns
         x = state.x[:, columns] + cycle.correction
         residual = self._true_residual(x, columns)
+        if state.precision == "float32":
+            self._measure_noise(cycle, residual)
         before, after = self._reached[columns], self._relative(residual, columns)
         after = np.where(np.isfinite(after), after, np.inf)
         better = after < before
@@ -387,10 +400,8 @@ class Iteration:
         goal, least = self.recurrence_fraction * self._tol_of(columns) * self._norms[columns], np.zeros(len(columns))
         if self.measure is not None:
             goal, least = norms * self._step(self._reached[columns], columns), MIN_RECURRENCE_REDUCTION * norms
-        if state.precision == "float32":
-            # As few cycles as float32 allows, each with the same part of the way.
-            n_cycles = np.maximum(1, np.ceil(np.log(goal / norms) / log(LOW_PRECISION_DROP)))
-            goal = norms * (goal / norms) ** (1 / n_cycles)
+        elif state.precision == "float32":
+            goal = norms * self._drops(goal / norms, columns)
         correction = np.zeros_like(residual)
         if self.deflate is not None:
             # The best multiple of the deflated direction, of which all that follows is free.
@@ -401,6 +412,24 @@ class Iteration:
         z = self._precondition(residual, columns)
         product = (residual * z).sum(axis=0)
         return Cycle(columns, goal, correction, residual, z, product, least)
+
+    def _drops(self, wanted: Array, columns: NDArray[np.intp]) -> Array:
+        """Factors by which a cycle in float32 reduces residuals that are to become this much smaller in all."""
+        first = np.where(wanted >= MAX_FIRST_DROP, wanted, np.maximum(wanted, FIRST_DROP))
+        if self._noise is None:
+            return first
+        least = self._shift_of(columns).min(axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            drop = np.clip((DROP_OF_NOISE * self._noise[columns] / least) ** 2, LEAST_DROP, MOST_DROP)
+        n_cycles = np.maximum(1, np.ceil(np.log(wanted) / np.log(drop)))
+        return np.where(np.isnan(drop), first, wanted ** (1 / n_cycles))
+
+    def _measure_noise(self, cycle: Cycle, residual: Array) -> None:
+        """Measure the error of products in float32, which the recurrence has added up over a cycle."""
+        if self._noise is None:
+            self._noise = np.full(len(self._norms), nan)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            self._noise[cycle.columns] = column_norms(residual - cycle.residual) / column_norms(cycle.correction)
 
     def _tol_of(self, columns: NDArray[np.intp]) -> Array:
         return np.broadcast_to(self.tol, self._norms.shape)[columns]
@@ -547,6 +576,37 @@ def _check_product(curvature: Array, direction: Array) -> None:
         )
 
 
-def cycles_in_low_precision(tol: float) -> int:
-    """True residuals that a mixed solve computes, each a product in float64."""
-    return max(1, ceil(log(tol) / log(LOW_PRECISION_DROP)))
+def noise_of_products(n: int, size: float, shift: float) -> float:
+    """Expected error of products in float32, relative to s; 1 where it is larger.
+
+    Parameters
+    ----------
+    n : int
+        Number of rows.
+    size : float
+        Size of the entries of A.
+    shift : float
+        Smallest s.
+    """
+    error = ROUNDED_PRODUCT * sqrt(n) * size
+    return error / shift if error < shift else 1.0
+
+
+def iterations_in_low_precision(iterations: int, noise: float) -> int:
+    """Iterations of a mixed solve, from those with products in float64 and the error of products relative to s."""
+    return ceil(iterations * (MIXED_FACTOR + MIXED_FACTOR_OF_NOISE * min(noise, MAX_PRICED_NOISE)))
+
+
+def cycles_in_low_precision(tol: float, noise: float = 0.0) -> int:
+    """True residuals that a mixed solve computes, each a product in float64.
+
+    Parameters
+    ----------
+    tol : float
+    noise : float
+        Error of products in float32 relative to s.
+    """
+    if tol >= MAX_FIRST_DROP:
+        return 1
+    drop = min(max((DROP_OF_NOISE * noise) ** 2, LEAST_DROP), MOST_DROP)
+    return 1 + ceil(round(log(tol / FIRST_DROP) / log(drop), 6))

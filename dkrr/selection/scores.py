@@ -173,9 +173,10 @@ class Report:
     residuals: Array = field(init=False)
     """Largest true relative residual of every λ and fold, of shape (n_alphas, n_folds); NaN where none is known."""
     wanted: Array = field(init=False)
-    """Residual that the score of every λ and fold asks for, of shape (n_alphas, n_folds); infinite for λ given up."""
+    """Residual that the score of every λ and fold asks for, of shape (n_alphas, n_folds); infinite for λ given
+    up before their scores were known well."""
     stopped: NDArray[np.bool_] = field(init=False)
-    """Whether a λ was given up, since larger ones have better scores; of shape (n_alphas,)."""
+    """Whether a λ was given up, since others have better scores; of shape (n_alphas,)."""
     seconds: float = 0.0
     messages: tuple[str, ...] = ()
 
@@ -205,12 +206,12 @@ class Report:
     def leave_out(self, values: Array, alphas: Array) -> tuple[str, ...]:
         """Set the scores of unsolved λ to NaN, of shape (n_alphas, ...), and say so.
 
-        Those of λ that were given up, too: what they had lost to may be among them.
+        Those of λ that were given up before their scores were known well, too: what they had lost to may be among them.
         """
         bad = self.unsolved
         if not bad.any():
             return ()
-        bad |= self.stopped
+        bad |= self.stopped & np.isinf(self.wanted).any(axis=1)
         values[bad] = np.nan
         remedy = "larger values or max_iter, or solver='cholesky'" if self.iterations[bad].any() else "larger values"
         wanted = np.where(self.residuals > self.wanted, self.wanted, np.inf)[bad]

@@ -2,12 +2,12 @@
 
 Every column of the block solves (C_f K C_f + λ I) β = C_f y for its fold f and its λ, where C_f is zero on the rows
 that are held out. The products with K, which take most of the time, serve all columns; and K C_f β has the predictions
-of the rows that are held out. Where λ is large columns converge first: the scores are known from there on, and once
-they have become worse twice in a row smaller λ are given up (`EarlyStopping`). A fit of all rows has columns in the
-same run, which are finished for the λ that is chosen.
+of the rows that are held out. Where λ is large columns converge first: the scores are known from there on. λ that are
+surely not the best are given up, and once scores have become worse twice in a row all smaller ones (`EarlyStopping`). A
+fit of all rows has columns in the same run, which are finished for the λ that is chosen.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -45,8 +45,9 @@ about as much from one to the next as they will from then on, where that halves 
 tell little where λ is far below the eigenvalues of K: of 2,300 scores of systems of molecules and of made-up rows, λ
 down to 10⁻¹² of the largest eigenvalue, those at residuals of 0.01 to 0.03 were wrong by more than the margin 47 times
 in 190; of those at 0.03 to 0.3 whose predictions hardly changed any more, 7 in 188."""
-STOPPED_RESIDUAL = 1e-2
-"""Largest true residual with which λ that were given up still have scores."""
+STOPPED_RESIDUAL, STOPPED_CHANGE = 1e-2, 0.02
+"""Largest true residual with which λ that were given up still have scores; and part of the error of held-out rows that
+what is left of their solutions may change, at which they end: scores are then known to half a percent."""
 EARLY_ERROR = 0.4
 """Part of the error of held-out rows that what is left of a solution may change, up to which scores are compared."""
 ERROR_OF_CHANGE = 0.2
@@ -64,8 +65,10 @@ class EarlyStopping:
         count: Callable[[Numbers, Array, Array], None],
     ) -> None:
         self._systems, self._operator, self._iteration, self._count = systems, operator, iteration, count
-        self.n_kept = len(systems.alphas)
-        """λ that go on, the largest ones."""
+        self.is_kept = np.ones(len(systems.alphas), bool)
+        """Whether a λ goes on."""
+        self.is_known = np.zeros(len(systems.alphas), bool)
+        """Whether a λ that does not go on has a score that is known well."""
         self._n_alphas, self._n_sets, self._width = len(systems.alphas), systems.n_sets, systems.width
         self._tests = systems.folds.test
         self._sums = np.zeros(len(systems.shift))
@@ -74,11 +77,13 @@ class EarlyStopping:
         self._norms[self._norms == 0] = 1.0
         self._scores: dict[int, Array] = {}
         self._residuals: dict[int, float] = {}
+        """Largest residual of a λ when its score was computed last; 0 if all had their tolerance."""
+        self._relied: dict[int, float] = {}
+        """Residual that the score relies on: at least the tolerance, times the share of a large intercept."""
         self._predictions: dict[int, list[Array]] = {}
         """Of held-out rows by fold, when the score of a λ was computed last."""
         self._left: dict[int, Array] = {}
         """Root mean square of what is likely left of their changes, of shape (t' or 1,)."""
-        self._worse_from = self._n_alphas
 
     def begin(self, state: State | None) -> None:
         """Take what an earlier run has done, and watch the iterations."""
@@ -129,37 +134,59 @@ class EarlyStopping:
         cycle = state.cycle
         assert cycle is not None
         reached = np.zeros(len(self._systems.shift))
-        norms = np.linalg.norm(cycle.residual, axis=0)
-        reached[cycle.columns] = np.where(norms > cycle.goal, norms / self._norms[cycle.columns], 0.0)
+        norms = np.linalg.norm(cycle.residual, axis=0) / self._norms[cycle.columns]
+        tol = np.broadcast_to(self._iteration.tol, reached.shape)[cycle.columns]
+        reached[cycle.columns] = np.where(norms > self._iteration.recurrence_fraction * tol, norms, 0.0)
         worst = reached.reshape(self._n_alphas, self._n_sets, -1)[:, : len(self._tests)].max(axis=(1, 2))
-        for a in range(self.n_kept):
-            if worst[a] > (MAX_SCORED_RESIDUAL / LOOK if self._systems.is_squared_error else 0.0):
+        known = list[int]()
+        for a in range(self._n_alphas):
+            if self.is_kept[a]:
+                if worst[a] > (MAX_SCORED_RESIDUAL / LOOK if self._systems.is_squared_error else 0.0):
+                    break
+                if a not in self._scores or self._has_gone_on(a, worst[a]):
+                    self._look(a, worst[a])
+            if a not in self._scores or (self._change(a) > EARLY_ERROR).any():
                 break
-            if a not in self._scores or worst[a] <= LOOK * self._residuals[a] or worst[a] == 0.0 < self._residuals[a]:
-                self._look(a, worst[a])
-            if (self._change(a) > EARLY_ERROR).any():
-                break
+            known.append(a)
             if a >= RISES and all(self._is_worse(k) for k in range(a - RISES + 1, a + 1)):
-                self._end_from(a if worst[a] > 0 else a + 1, state)
-                self._worse_from = a - RISES + 1
+                self._end(range(a if worst[a] > 0 else a + 1, self._n_alphas), state)
                 break
-        # Of those that are worse already, the scores need not be better known than to a percent.
-        while self.n_kept > self._worse_from and worst[self.n_kept - 1] <= STOPPED_RESIDUAL:
-            if worst[self.n_kept - 1] == 0:
-                break
-            self._end_from(self.n_kept - 1, state)
+        self._end_worse(known, worst, state)
 
-    def _end_from(self, first: int, state: State) -> None:
-        """End all λ from the number of one on."""
-        if first >= self.n_kept:
+    def _has_gone_on(self, a: int, residual: float) -> bool:
+        """Whether a λ has been solved, or its residual is half as large, since its score was computed."""
+        before = self._residuals[a]
+        return residual <= LOOK * before if before > 0 else 0 < residual < self._relied[a]
+
+    def _end_worse(self, known: list[int], worst: Array, state: State) -> None:
+        """End λ that are surely worse than another one, once they are known well or all others are solved."""
+        if not known:
             return
+        least = np.max([self._scores[a] - self._margin(a) for a in known], axis=0)
+        lost = [a for a in known if (self._scores[a] + self._margin(a) < least).all()]
+        others = np.setdiff1d(np.flatnonzero(self.is_kept), lost)
+        all_solved = not worst[others].any()
+        for a in lost:
+            is_known = 2 * worst[a] <= STOPPED_RESIDUAL and (self._change(a) <= STOPPED_CHANGE).all()
+            if worst[a] > 0 and (is_known or all_solved):
+                self.is_known[a] = is_known
+                self._end([a], state)
+        cycle = state.cycle
+        assert cycle is not None
+        is_open = np.linalg.norm(cycle.residual, axis=0) > cycle.goal
+        of_lost = np.isin(cycle.columns // (self._n_sets * self._width), lost)
+        if not is_open[~of_lost].any():
+            cycle.goal[of_lost] = np.inf  # the others rest: a new cycle takes them further
+
+    def _end(self, alphas: Iterable[int], state: State) -> None:
+        """End the columns of some λ."""
         assert state.cycle is not None
-        self.n_kept = first
-        column = first * self._n_sets * self._width
-        state.cycle.goal[state.cycle.columns >= column] = np.inf
         tol = np.array(self._iteration.tol)
-        tol[column:] = np.inf
+        for a in alphas:
+            self.is_kept[a] = False
+            tol[self._systems.columns(a, 0).start : self._systems.columns(a, self._n_sets - 1).stop] = np.inf
         self._iteration.tol = tol
+        state.cycle.goal[np.isinf(tol[state.cycle.columns])] = np.inf
 
     def _is_worse(self, a: int) -> bool:
         """Whether the score of a λ is surely worse than that of the next larger one, for every target."""
@@ -176,9 +203,20 @@ class EarlyStopping:
         elif before is not None:
             squares = [np.mean((x - y) ** 2, axis=0) for x, y in zip(predictions, before, strict=True)]
         self._left[a] = np.sqrt(self._of_scores(np.mean(squares, axis=0)))
+        tol = np.broadcast_to(self._iteration.tol, self._sums.shape)[self._systems.columns_of_folds(a)]
+        self._relied[a] = max(residual, float(tol.max())) * self._share(a)
         self._predictions[a], self._residuals[a] = predictions, residual
         each = [self._systems.score(f, values) for f, values in enumerate(predictions)]
         self._scores[a] = np.asarray(np.mean(each, axis=0))
+
+    def _share(self, a: int) -> float:
+        """How many times the residuals of a λ count: more than once with a large intercept."""
+        systems, share = self._systems, 1.0
+        for f in range(len(self._tests) if systems.has_intercept else 0):
+            where = systems.columns(a, f)
+            sums = self._sums[where] * systems.sizes[where]
+            share = max(share, float(systems.shares_of_intercepts(sums, f).max()))
+        return share
 
     def _of_scores(self, squares: Array) -> Array:
         """Mean squares by target as scores have them, of shape (t' or 1,)."""
@@ -188,8 +226,7 @@ class EarlyStopping:
         """Part of the error of held-out rows that may change yet; 0 for other scores, which are complete."""
         if not self._systems.is_squared_error:
             return np.zeros(1)
-        residual = self._residuals[a] or float(np.min(self._iteration.tol))
-        left = np.maximum(residual * np.sqrt(self._of_scores(self._systems.sizes_of_targets**2)), self._left[a])
+        left = np.maximum(self._relied[a] * np.sqrt(self._of_scores(self._systems.sizes_of_targets**2)), self._left[a])
         return np.asarray(left / np.maximum(np.sqrt(np.abs(self._scores[a])), 1e-300))
 
     def _margin(self, a: int) -> Array:
@@ -330,19 +367,22 @@ class FoldSweep:
         if outcome.status is not Status.CONVERGED:
             outcome = self._solved_first(iteration, operator, outcome, watch)
         outcome, held_out, wanted, shares = self._tightened(iteration, operator, outcome, plan.problem.tol)
-        n_kept = len(systems.alphas) if watch is None else watch.n_kept
+        is_kept = np.ones(len(systems.alphas), bool) if watch is None else watch.is_kept
+        limits = np.full(len(systems.alphas), np.inf)
+        if watch is not None:
+            limits[watch.is_known] = STOPPED_RESIDUAL
         for (a, f), values in held_out.items():
             where = systems.columns(a, f)
             self._report.iterations[a, f] = max(self._report.iterations[a, f], self._last_step[where].max())
             residuals, is_finite = outcome.residuals[where], bool(np.isfinite(values).all())
             residual = float((residuals * shares[where]).max()) if is_finite else float(residuals.max())
-            needed = float(wanted[where.start]) if a < n_kept else np.inf
+            needed = float(wanted[where.start]) if is_kept[a] else limits[a] * float(shares[where].max())
             if not is_finite and residual <= needed:
                 residual = np.inf
             self._report.add_residual(a, f, residual, needed)
-            if is_finite and (a < n_kept or outcome.residuals[systems.columns_of_folds(a)].max() <= STOPPED_RESIDUAL):
+            if is_finite and (is_kept[a] or outcome.residuals[systems.columns_of_folds(a)].max() <= STOPPED_RESIDUAL):
                 self._sheet.add_predictions(a, f, values, systems.targets)
-        self._report.stopped[n_kept:] = True
+        self._report.stopped[~is_kept] = True
         self._report.messages += outcome.messages
         if watch is not None:
             watch.end()

@@ -241,7 +241,7 @@ def test_a_search_of_classes_has_no_store_which_it_would_not_use():
 
 def test_early_stopping_says_that_it_is_another_one_than_scikit_learns():
     first = KernelRidgeCV.__doc__.split("early_stopping : bool, default=True\n")[1].splitlines()[0]
-    assert "small λ are skipped, not iterations by a validation set" in first
+    assert "λ are skipped, not iterations by a validation set" in first
 
 
 @every_estimator

@@ -17,9 +17,10 @@ from dkrr.fitting.costs.dual_costs import MAX_TILE, newton_steps
 from dkrr.fitting.costs.gram_costs import GramCosts
 from dkrr.fitting.costs.iteration_estimates import dual_iterations
 from dkrr.linalg.conjugate_gradient import (
-    RESTARTED_ITERATION_FACTOR,
     ROUND_TRIPS_PER_ITERATION,
     cycles_in_low_precision,
+    iterations_in_low_precision,
+    noise_of_products,
 )
 from dkrr.linalg.fold_preconditioner import SQUARES_OF_SET, capacitance_work
 from dkrr.linalg.gram_products import (
@@ -183,8 +184,9 @@ class IterativeDual:
             return iterations, s.n_products
         if precision == "float64":
             return iterations, 1
-        cycles = cycles_in_low_precision(s.tol)
-        return ceil(iterations * RESTARTED_ITERATION_FACTOR ** (cycles - 1)), cycles
+        size = 1.0 if self.problem.kernel.has_unit_diagonal else max(1.0, self.problem.facts.spectrum.largest)
+        noise = noise_of_products(self.problem.n, size, s.shift)
+        return iterations_in_low_precision(iterations, noise), cycles_in_low_precision(s.tol, noise)
 
     def strategy(self, method: Method, precision: Precision, fraction: float) -> Strategy:
         """Candidate with tiles in a fraction of the memory that is left for them."""
