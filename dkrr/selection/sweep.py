@@ -175,7 +175,7 @@ class EarlyStopping:
         assert cycle is not None
         is_open = np.linalg.norm(cycle.residual, axis=0) > cycle.goal
         of_lost = np.isin(cycle.columns // (self._n_sets * self._width), lost)
-        if not is_open[~of_lost].any():
+        if not all_solved and not is_open[~of_lost].any():
             cycle.goal[of_lost] = np.inf  # the others rest: a new cycle takes them further
 
     def _end(self, alphas: Iterable[int], state: State) -> None:
