@@ -7,6 +7,7 @@ import re
 import shutil
 import warnings
 from itertools import count
+from threading import RLock
 
 import dask
 import numpy as np
@@ -80,13 +81,14 @@ def _saves_every_iteration_and_has_one_blas_thread():
 
 
 def after_each_write(patch, store, action):
-    """Call something after each write within a store, with its number."""
-    numbers, original = count(1), LocalFolder.write
+    """Call something after each write within a store, with its number; nothing else is written meanwhile."""
+    numbers, original, lock = count(1), LocalFolder.write, RLock()
 
     def write(self, name, parts):
-        original(self, name, parts)
-        if str(store) in self.url:
-            action(next(numbers))
+        with lock:
+            original(self, name, parts)
+            if str(store) in self.url:
+                action(next(numbers))
 
     patch.setattr(LocalFolder, "write", write)
 
