@@ -10,7 +10,7 @@ import numpy as np
 from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError
-from dkrr.fitting.costs.dual_cg_costs import growth_seconds, squares_of_curvatures
+from dkrr.fitting.costs.dual_cg_costs import growth_seconds, squares_of_factor
 from dkrr.fitting.costs.fourier_costs import (
     GATHER_SECONDS,
     MAX_SIDE,
@@ -399,7 +399,7 @@ def _calling_bytes(problem: Problem, plan: Plan, resources: Resources) -> int:
     systems = problem.systems
     vectors = systems.n_vectors * 8 * problem.n * systems.n_columns
     rank: int = plan.chosen.details.rank
-    own = resources.local_baseline_bytes + vectors + 8 * rank**2 * (2 + squares_of_curvatures(problem))
+    own = resources.local_baseline_bytes + vectors + 8 * rank**2 * squares_of_factor(problem, resources.local_threads)
     if own > resources.local_limit_bytes:
         raise MemoryLimitError(
             f"the columns of all folds and λ need {format_bytes(own)} in the calling process, of the "

@@ -18,10 +18,12 @@ matrix with few entry evaluations", Comm. Pure Appl. Math. 2024.
 
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
+from itertools import pairwise
+from math import ceil, frexp, inf, ldexp
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from dkrr import blas
 from dkrr.blas import column_sizes
@@ -50,7 +52,10 @@ MIN_SHARED_RATIO = 64.0
 it takes about 30 iterations more, and it is the one with the fewest: 5,000 and 12,000 rows of molecules take the same
 time with factors of 4 to 64."""
 SQUARES_OF_SET = 1.25
-"""Memory of the small matrices of one training set at most, in matrices of r² numbers in float64."""
+"""Memory of the small matrices of one training set at most, twice over as half of each is kept, in matrices of r²
+numbers in float64. With half of it large λ share one with the smallest and take 1.6 times the iterations."""
+PANEL_COLUMNS = 256
+"""Columns of a triangle that are one array."""
 CAPACITANCE_FLOPS = 1.2
 """Time of the small matrices of one training set over that of r³ operations of products in float64 (measured: ranks of
 2,160, ten values of λ)."""
@@ -68,48 +73,183 @@ def shared(shifts: Array, ratio: float) -> Array:
     return found
 
 
+class Panels:
+    """Lower triangle, or its first columns, in panels of columns: half the memory of a square.
+
+    Parameters
+    ----------
+    matrix : ndarray of shape (r, k)
+        What is above the diagonal is not read.
+    dtype : dtype
+    size : float
+        What entries are divided by.
+    """
+
+    def __init__(self, matrix: NDArray[Any], dtype: DTypeLike, size: float = 1.0) -> None:
+        self._size, self._panels = size, list[tuple[slice, NDArray[Any]]]()
+        for a, b in pairwise([*range(0, matrix.shape[1], PANEL_COLUMNS), matrix.shape[1]]):
+            panel = np.empty((len(matrix) - a, b - a), dtype)
+            with np.errstate(over="ignore", invalid="ignore"):  # above the diagonal
+                np.divide(matrix[a:, a:b], size, out=panel, casting="unsafe")
+            self._panels.append((slice(a, b), panel))
+
+    def subtract_from(self, block: Array, rows: slice, left: int) -> None:
+        """Subtract it from the block of these rows whose first column is `left`, but for what is above the diagonal."""
+        for columns, panel in self._panels:
+            a, b, top = (
+                max(columns.start, left),
+                min(columns.stop, left + block.shape[1]),
+                max(rows.start, columns.start),
+            )
+            if a < b and top < rows.stop:
+                part = panel[top - columns.start : rows.stop - columns.start, a - columns.start : b - columns.start]
+                block[top - rows.start :, a - left : b - left] -= np.multiply(part, self._size, dtype=np.float64)
+
+    def diagonal(self) -> Array:
+        """Diagonal, of shape (k,)."""
+        found = [panel.diagonal() for _, panel in self._panels]
+        return np.asarray(np.concatenate([np.empty(0), *found]) * self._size)
+
+    def solve(self, vectors: NDArray[Any], *, transpose: bool = False) -> None:
+        """Multiply vectors of shape (r, m) by the inverse of this L, or of Lᵀ, in place, as far as it has columns."""
+        for columns, panel in reversed(self._panels) if transpose else self._panels:
+            here, below = vectors[columns], vectors[columns.stop :]
+            first, rest = panel[: len(here)], panel[len(here) :]
+            if transpose and len(rest):
+                blas.gemm(here, rest, below, transpose_a=True, alpha=-1.0, beta=1.0)
+            blas.solve_lower(first, here, transpose=transpose)
+            if not transpose and len(rest):
+                blas.gemm(below, rest, here, alpha=-1.0, beta=1.0)
+
+
+class SetGrams:
+    """Fᵀ diag(w) F of every training set: that of its rows, or that of all less that of the rows that it leaves out.
+
+    Parameters
+    ----------
+    factor : PivotedCholesky
+    squares : ndarray of shape (n_sets, n)
+        w of every set.
+    precision : {"float64", "float32"}
+        Where it is float32, all but the first columns are kept so.
+    """
+
+    def __init__(self, factor: PivotedCholesky, squares: Array, precision: Precision) -> None:
+        whole = squares.max(axis=0)
+        outs = np.where(squares > 0, 0.0, whole)
+        is_rest = np.array([(one[one > 0] == whole[one > 0]).all() for one in squares])
+        is_rest &= np.count_nonzero(outs, axis=1) < np.count_nonzero(squares, axis=1)
+        self.precision: Precision = precision
+        self.n_first = factor_rows.HEAD_COLUMNS if precision == "float32" else factor.rank
+        """Columns in float64."""
+        self.largest = 0.0
+        """Largest `low_precision_eigenvalue`, or a little more."""
+        self._whole = np.zeros((factor.rank, factor.rank))
+        self._is_rest, self._parts = is_rest, list[tuple[Panels, ...]]()
+        # Mostly what is left out adds up to all rows.
+        adds_up = (np.count_nonzero(outs[is_rest], axis=0)[whole > 0] == 1).all()
+        for weights, subtracts in zip(np.where(is_rest[:, None], outs, squares), is_rest, strict=True):
+            if not weights.any():
+                self._parts.append(())
+                continue
+            gram = factor.gram(weights, precision)
+            if not subtracts:
+                self.largest = max(self.largest, low_precision_eigenvalue(gram))
+            elif adds_up:
+                self._whole += gram
+            rest = gram[self.n_first :, self.n_first :]
+            size = _power_of_two(float(rest.diagonal().max(initial=0.0)))  # float32 has a small range
+            first = Panels(gram[:, : self.n_first], np.float64)
+            self._parts.append((first, Panels(rest, np.float32, size)))
+        if is_rest.any():
+            if not adds_up:
+                self._whole = factor.gram(whole, precision)
+            self.largest = max(self.largest, low_precision_eigenvalue(self._whole))
+
+    def block(self, f: int, rows: slice, columns: slice) -> Array:
+        """Block of that of a set, in new memory; what is above the diagonal is undefined."""
+        if self._is_rest[f]:
+            found = self._whole[rows, columns].copy()
+        else:
+            found = np.zeros((rows.stop - rows.start, columns.stop - columns.start))
+        for part, at in zip(self._parts[f], (0, self.n_first), strict=False):
+            part.subtract_from(found, slice(rows.start - at, rows.stop - at), columns.start - at)
+        return found if self._is_rest[f] else -found
+
+    def diagonal(self, f: int) -> Array:
+        """Diagonal of that of a set, of shape (r,)."""
+        part = np.concatenate([np.empty(0), *(one.diagonal() for one in self._parts[f])])
+        if not self._is_rest[f]:
+            return part
+        return np.asarray(self._whole.diagonal() - (part if len(part) else 0.0))
+
+    def release(self, f: int) -> None:
+        """Release what is kept of a set."""
+        self._parts[f] = ()
+
+
+def _power_of_two(value: float) -> float:
+    """Power of two next to a positive value; 1 for others."""
+    return ldexp(1.0, frexp(value)[1]) if 0.0 < value < inf else 1.0
+
+
 class CapacitanceFactor:
     """Cholesky factor L of B: beside products in float32, its rows and columns after the first are in float32, too.
 
     Parameters
     ----------
-    matrix : ndarray of shape (r, r)
-        B − I, of which the lower triangle is read; overwritten.
-    precision : {"float64", "float32"}
+    grams : SetGrams
+    f : int
+        Set.
+    rank : int
+        Pivots that it is of.
+    t : float
     """
 
-    def __init__(self, matrix: Array, precision: Precision) -> None:
-        is_low = precision == "float32" and len(matrix) > factor_rows.HEAD_COLUMNS
-        self._n_first = h = factor_rows.HEAD_COLUMNS if is_low else len(matrix)
-        small_cholesky(matrix[:h, :h], 1.0)
-        self._rest: NDArray[Any] = matrix[h:, h:]
-        if is_low:
-            blas.solve_lower_right(matrix[:h, :h], matrix[h:, :h])
-            blas.syrk(self._rest, matrix[h:, :h], alpha=-1.0, beta=1.0)
-            with np.errstate(over="ignore", invalid="ignore"):  # above the diagonal
-                low = self._rest.astype(np.float32)
-            low[np.diag_indices_from(low)] += 1.0
-            self._rest = low if blas.cholesky_in_place(low) == 0 else small_cholesky(self._rest, 1.0)
-        self._columns = matrix[:, :h].copy() if is_low else matrix
+    def __init__(self, grams: SetGrams, f: int, rank: int, t: float) -> None:
+        self._rank, self._n_first = rank, min(rank, grams.n_first)
+        self._dtype: DTypeLike = np.float32
+        h = self._n_first
+        first = grams.block(f, slice(0, rank), slice(0, h))
+        first *= 1.0 / t
+        small_cholesky(first[:h], 1.0)
+        blas.solve_lower_right(first[:h], first[h:])
+
+        def left(dtype: DTypeLike) -> NDArray[Any]:
+            """What the first columns leave of B, in its lower triangle."""
+            found = np.empty((rank - h, rank - h), dtype)
+            for start in range(h, rank, PANEL_COLUMNS):
+                stop = min(start + PANEL_COLUMNS, rank)
+                block = grams.block(f, slice(start, stop), slice(h, stop))
+                block *= 1.0 / t
+                here, before = first[start:stop], first[h:stop]
+                blas.gemm(block, here, before, transpose_b=True, alpha=-1.0, beta=1.0)
+                with np.errstate(over="ignore", invalid="ignore"):  # above the diagonal
+                    found[start - h : stop - h, : stop - h] = block
+            found[np.diag_indices_from(found)] += 1.0
+            return found
+
+        self._first, rest = Panels(first, np.float64), left(self._dtype)
+        if len(rest) and blas.cholesky_in_place(rest):
+            self._dtype = np.float64
+            rest = small_cholesky(left(self._dtype), 0.0)
+        self._rest = Panels(rest, self._dtype)
 
     def __len__(self) -> int:
         """Number of rows."""
-        return len(self._columns)
+        return self._rank
 
     def solve(self, vectors: Array) -> None:
         """Multiply vectors of shape (r, m) by B⁻¹, in place."""
-        h = self._n_first
-        first, below, top, bottom = self._columns[:h], self._columns[h:], vectors[:h], vectors[h:]
-        blas.solve_lower(first, top)
+        self._first.solve(vectors)
+        bottom = vectors[self._n_first :]
         if len(bottom):
-            blas.gemm(bottom, below, top, alpha=-1.0, beta=1.0)
             sizes = column_sizes(bottom)  # float32 has a small range
-            low = np.ascontiguousarray((bottom / sizes).astype(self._rest.dtype))
-            blas.solve_lower(self._rest, low)
-            blas.solve_lower(self._rest, low, transpose=True)
+            low = np.ascontiguousarray((bottom / sizes).astype(self._dtype))
+            self._rest.solve(low)
+            self._rest.solve(low, transpose=True)
             bottom[...] = low * sizes
-            blas.gemm(top, below, bottom, transpose_a=True, alpha=-1.0, beta=1.0)
-        blas.solve_lower(first, top, transpose=True)
+        self._first.solve(vectors, transpose=True)
 
 
 class FoldLowRank(Preconditioner):
@@ -143,21 +283,19 @@ class FoldLowRank(Preconditioner):
         self._capacitances = dict[tuple[int, float], CapacitanceFactor]()
         """Factors of B of the first pivots, by set and t."""
         if factor.rank:
-            grams = self._grams(squares)  # by separate tasks
-            with ThreadPoolExecutor(n_threads) as pool:
-                if self.precision == "float32":
-                    largest = max(pool.map(low_precision_eigenvalue, grams))
-                    if not largest <= LOW_PRECISION_RATIO * self._t.min():
-                        self.precision = "float64"
-                        grams = self._grams(squares)
+            grams = SetGrams(factor, squares, self.precision)  # by separate tasks
+            if self.precision == "float32" and not grams.largest <= LOW_PRECISION_RATIO * self._t.min():
+                self.precision = "float64"
+                grams = SetGrams(factor, squares, self.precision)
 
-                def add(f: int) -> None:
-                    gram, grams[f] = grams[f], np.empty((0, 0))  # released once its matrices are made
-                    sizes = self._sizes_of(f, squares[f], gram, shift)
-                    for t, p in sizes.items():
-                        self._capacitances[f, t] = CapacitanceFactor(gram[:p, :p] * (1.0 / t), self.precision)
+            def add(f: int) -> None:
+                for t, p in self._sizes_of(f, squares[f], grams.diagonal(f), shift).items():
+                    self._capacitances[f, t] = CapacitanceFactor(grams, f, p, t)
+                grams.release(f)
 
-                list(pool.map(add, range(len(grams))))
+            # Those in float64 take twice the memory: one after the other.
+            with ThreadPoolExecutor(n_threads if self.precision == "float32" else 1) as pool:
+                list(pool.map(add, range(len(squares))))
 
     def for_columns(self, sets: TrainingSets, shift: Array) -> "FoldLowRank":
         """Preconditioner of other columns of the same training sets and λ."""
@@ -185,14 +323,16 @@ class FoldLowRank(Preconditioner):
             float((MIN_SHIFT_FRACTION * squares * factor.diagonal).sum()),
         )
 
-    def _sizes_of(self, f: int, squares: Array, gram: Array, shift: Array) -> dict[float, int]:
-        """Rows of the small matrices of a training set, by t; more t share one until they fit in their memory."""
-        # ‖F‖² of the first columns is what they take from the trace.
+    def _sizes_of(self, f: int, squares: Array, taken: Array, shift: Array) -> dict[float, int]:
+        """Rows of the small matrices of a training set, by t; more t share one until they fit in their memory.
+
+        ‖F‖² of every column on the rows of the set is what it takes from the trace.
+        """
         whole = float((squares * self.factor.diagonal).sum())
-        left = np.maximum(whole - np.concatenate([[0.0], np.cumsum(gram.diagonal())]), 0.0)
+        left = np.maximum(whole - np.concatenate([[0.0], np.cumsum(taken)]), 0.0)
         means = left / np.maximum(np.count_nonzero(squares) - np.arange(len(left)), 1)
-        here, rank = self.sets.of_column == f, self.factor.rank
         itemsize = 4 if self.precision == "float32" else 8
+        here, rank = self.sets.of_column == f, self.factor.rank
         while True:
             self._t[here] = self._shared(f, shift[here])
             sizes = dict[float, int]()
@@ -202,27 +342,6 @@ class FoldLowRank(Preconditioner):
             if len(sizes) == 1 or itemsize * sum(p**2 for p in sizes.values()) <= SQUARES_OF_SET * 8 * rank**2:
                 return sizes
             self._ratios[f] *= MIN_SHARED_RATIO
-
-    def _grams(self, squares: Array) -> list[Array]:
-        """Fᵀ diag(w) F of every set, (r, r) each: of its rows, or what those that it leaves out leave of all."""
-        whole = squares.max(axis=0)
-        outs = np.where(squares > 0, 0.0, whole)
-        is_rest = np.array([(one[one > 0] == whole[one > 0]).all() for one in squares])
-        is_rest &= np.count_nonzero(outs, axis=1) < np.count_nonzero(squares, axis=1)
-        each = zip(np.where(is_rest[:, None], outs, squares), is_rest.tolist(), strict=True)
-        grams = [(self.factor.gram(one, self.precision), rest) for one, rest in each]
-        if not is_rest.any():
-            return [gram for gram, _ in grams]
-        if (np.count_nonzero(outs[is_rest], axis=0)[whole > 0] == 1).all():  # what is left out adds up to all rows
-            total = np.zeros_like(grams[0][0])
-            for gram, rest in grams:
-                total += gram if rest else 0.0
-        else:
-            total = self.factor.gram(whole, self.precision)
-        for gram, rest in grams:
-            if rest:
-                np.subtract(total, gram, out=gram)
-        return [gram for gram, _ in grams]
 
     def apply(self, residuals: Array, columns: Numbers) -> Array:
         t, c, sets = self._t[columns], self.sets.scale(columns), self.sets.of_column[columns]
@@ -257,6 +376,15 @@ class FoldLowRank(Preconditioner):
     @property
     def record(self) -> RunRecord:
         return self.factor.record
+
+
+def squares_of_sets(n_sets: int, n_threads: int) -> int:
+    """Memory of the small matrices of training sets, in matrices of r² numbers in float64.
+
+    FᵀF of all rows; that of the rows that every set leaves out, with the sums of every thread; later the factors of all
+    sets, with what they are made from.
+    """
+    return ceil(1 + max(0.3 * n_sets + n_threads, SQUARES_OF_SET / 2 * n_sets + 1.5))
 
 
 def capacitance_work(n: int, rank: int, n_sets: int) -> Work:

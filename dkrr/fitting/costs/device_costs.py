@@ -14,7 +14,7 @@ from dkrr.fitting.costs.dual_cg_costs import (
     IterativeDual,
     is_worth_keeping,
     priced_ranks,
-    squares_of_curvatures,
+    squares_of_factor,
 )
 from dkrr.fitting.costs.dual_costs import newton_steps
 from dkrr.fitting.costs.gram_costs import GramCosts
@@ -126,7 +126,8 @@ class DeviceDual(IterativeDual):
         """Memory of the host for the small matrices of a factor."""
         if rank == 0:
             return 0
-        return 8 * rank**2 * (3 + squares_of_curvatures(self.problem)) + self.problem.largest_rows_bytes(rank)
+        n_threads = 1 if self.problem.n_folds == 1 else self.site.resources.local_threads
+        return 8 * rank**2 * squares_of_factor(self.problem, n_threads) + self.problem.largest_rows_bytes(rank)
 
     def _needed_bytes(self, tile: int, *, keeps_rows: bool) -> int:
         p, m = self.problem, self.systems.n_columns

@@ -22,7 +22,7 @@ from dkrr.linalg.conjugate_gradient import (
     iterations_in_low_precision,
     noise_of_products,
 )
-from dkrr.linalg.fold_preconditioner import SQUARES_OF_SET, capacitance_work
+from dkrr.linalg.fold_preconditioner import capacitance_work, squares_of_sets
 from dkrr.linalg.gram_products import (
     GROUPS_PER_PLACE,
     Precision,
@@ -71,10 +71,13 @@ def is_worth_keeping(seconds: float, writing: float) -> bool:
     return limit == 0 or seconds >= max(limit / 3, WORTH * writing)
 
 
-def squares_of_curvatures(p: Problem) -> int:
-    """Memory of small matrices besides those of all rows, in matrices of r² numbers."""
+def squares_of_factor(p: Problem, n_threads: int) -> int:
+    """Memory of the process that makes the small matrices of a factor, in matrices of r² numbers.
+
+    The pivots' triangle, sums of every thread, and the matrices of all columns or training sets.
+    """
     n = p.systems.n_curvatures
-    return n if p.n_folds == 1 else ceil(SQUARES_OF_SET * n)
+    return n_threads + 2 + n if p.n_folds == 1 else 1 + squares_of_sets(n, n_threads)
 
 
 def cg_tile(p: Problem, place_limit: int, slots: int) -> int:
@@ -157,9 +160,7 @@ class IterativeDual:
         if rank == 0:
             return 0
         rows = place.threads * factor_rows_bytes(p.n, rank, place.slots)
-        # The pivots' triangle, the small matrix and its sums: in the calling process, where that does the work.
-        here = place.threads + 2 + squares_of_curvatures(p)
-        n_squares = 3 * place.threads if place.execution == "dask" else here
+        n_squares = 3 * place.threads if place.execution == "dask" else squares_of_factor(p, place.threads)
         return rows + 8 * rank**2 * n_squares + p.largest_rows_bytes(rank)
 
     def largest_rank(self, free: int) -> int:
