@@ -54,9 +54,6 @@ NOT_THE_REST = Reason(
     "folds that do not train on exactly the rows that they leave out have no formula for their errors from a factor of "
     "all rows",
 )
-UNTIL_LOST = 0.5
-"""Iterations until a λ has surely lost over those of its solution (measured on 30,000 rows of QM9, where the smallest
-but one is the best)."""
 MAX_PREFERRED_FACTOR_SECONDS = 0.5
 """Projected time of factors for every fold and λ up to which they are taken: the price of conjugate gradient depends on
 a spectrum that is estimated (800 rows of a smooth kernel: 9 ms planned, 10 s and five of eight λ not solved)."""
@@ -350,7 +347,8 @@ def plan_sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iter
     width = max(least, min(t, MAX_SWEEP_COLUMNS // each))
     problem = problem.with_solver(ConjugateGradient(), ALL_IN_ONE_RUN)
     while True:
-        systems = replace(problem, n_folds=sizes.n_sets, n_targets=width)
+        races = sizes.races and len(problem.alphas) > RISES and width == t
+        systems = replace(problem, n_folds=sizes.n_sets, n_targets=width, races=races)
         try:
             plan = make_plan(systems, resources)
             own = _calling_bytes(systems, plan, resources)
@@ -361,29 +359,16 @@ def plan_sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iter
             width = max(least, width // 2)
     if plan.chosen.method.folds_by != "sweep":
         return
-    seconds = plan.seconds
     text = "products with K serve all folds and all λ, and hold the predictions of the rows that are left out"
-    reasons, share = [Reason("products-serve-all", text)], 1.0
-    if sizes.races and len(problem.alphas) > RISES and width == t:
-        iterating = next(stage.seconds for stage in plan.chosen.stages if stage.name == ITERATION_STAGE)
-        share = _share_of_a_race(plan)
-        seconds -= (1.0 - share) * iterating
+    reasons = [Reason("products-serve-all", text)]
+    if systems.races:
         text = "the time is a mean over the λ that may be the best: all that are clearly worse are given up"
         reasons.append(Reason("lost-are-given-up", text))
-    seconds *= ceil(t / width)
     if not sizes.train_on_the_rest:
         reasons.append(NOT_THE_REST)
     peak = max(plan.peak_bytes, own)
-    n_alphas = len(problem.alphas)
-    yield ScoringPlan("sweep", plan, sizes, n_alphas, seconds, peak, tuple(reasons), share=share)
-
-
-def _share_of_a_race(plan: Plan) -> float:
-    """Part of the iterations for the smallest λ that a search takes in the mean, if any λ may be the best one."""
-    p, details = plan.problem, plan.chosen.details
-    counts = [dual_iterations(p, details.rank, alpha) for alpha in sorted(p.alphas, reverse=True)]
-    most = [max(count, UNTIL_LOST * counts[min(best + RISES, len(counts) - 1)]) for best, count in enumerate(counts)]
-    return sum(most) / (len(counts) * counts[-1])
+    seconds = ceil(t / width) * plan.seconds
+    yield ScoringPlan("sweep", plan, sizes, len(problem.alphas), seconds, peak, tuple(reasons))
 
 
 def _calling_bytes(problem: Problem, plan: Plan, resources: Resources) -> int:

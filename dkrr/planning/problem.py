@@ -134,6 +134,8 @@ class Problem:
     loss: Loss = "squared"
     n_folds: int = 1
     """Training sets that conjugate gradient solves for at once, each with all targets and all λ."""
+    races: bool = False
+    """λ that have lost are given up before they are solved for."""
     is_softmax: bool = False
     """All columns of a classification are one softmax."""
     uncertainty: bool = False

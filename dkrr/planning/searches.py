@@ -112,7 +112,7 @@ def seconds_of_scores(plan: ScoringPlan) -> Seconds:
     if plan.method == "sweep":
         assert plan.asked is not None
         batches = ceil(plan.asked.n_targets / p.n_targets)
-        return (_iterated(plan.plan, PartOfFit(iterations=plan.share)) + _own(FIT_SECONDS[1])).times(batches)
+        return (_iterated(plan.plan) + _own(FIT_SECONDS[1])).times(batches)
     if plan.method in ("refits", "paths"):
         n_own = n_alphas if plan.method == "paths" else 0
         return (seconds_of_fit(plan.plan) + _own(n_own * STEP_SECONDS)).times(plan.sizes.n_folds)

@@ -70,8 +70,6 @@ class ScoringPlan(Reasoned):
         Fractions of the training rows to which every fold has a fit as well, for a learning curve.
     parts : tuple of Plan
         Plan of one fold's fit to such a part, for every fraction.
-    share : float
-        Fraction of the iterations of conjugate gradient that a race leaves in the mean.
     asked : Problem or None
         Problem of a fit to all rows with every λ, for which the scores are.
 
@@ -99,7 +97,6 @@ class ScoringPlan(Reasoned):
     rejected: tuple[Reason, ...] = ()
     curve: tuple[float, ...] = ()
     parts: tuple[Plan, ...] = ()
-    share: float = 1.0
     asked: Problem | None = None
 
     def summary(self) -> str:
