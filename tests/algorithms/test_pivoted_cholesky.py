@@ -1,6 +1,7 @@
 """Partial Cholesky with pivots against one column after the other, what is kept of it, and what it preconditions."""
 
 import itertools
+import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,10 +13,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from dkrr.cluster import SerialExecutor, resident
 from dkrr.data import MemoryRows
 from dkrr.kernels import RBF, Linear
-from dkrr.linalg import factor_rows, pivoted_cholesky
+from dkrr.linalg import factor_rows, fold_preconditioner, pivoted_cholesky
 from dkrr.linalg.column_sources import GramColumns
 from dkrr.linalg.conjugate_gradient import Iteration
-from dkrr.linalg.fold_preconditioner import SQUARES_OF_SET, FoldLowRank, shared
+from dkrr.linalg.fold_preconditioner import SQUARES_OF_SET, FoldLowRank, shared, squares_of_sets
 from dkrr.linalg.pivoted_cholesky import MIN_BLOCK, LostRowsError, choose_pivots, expected_iterations, next_eigenvalue
 from dkrr.linalg.preconditioners import GROWTH, LOW_PRECISION_RATIO, MAX_GROWTHS, LowRank, mean_residual_eigenvalue
 from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets
@@ -466,23 +467,56 @@ def test_small_matrices_of_a_set_stay_within_their_memory():
     assert_allclose(whole.apply(R, np.arange(4)), least.apply(R, np.arange(4)), rtol=1e-12)
 
 
-@pytest.mark.parametrize("n_first", [0, 7])
-def test_products_of_sets_in_float32_are_those_in_float64_or_are_given_up(monkeypatch, n_first):
+OF_FOLDS = TrainingSets(
+    np.column_stack([np.arange(41) % 3 != 0, np.arange(41) % 3 != 1, np.arange(41) % 3 != 2, np.ones(41)]).astype(
+        float
+    ),
+    np.array([0, 1, 2, 3, 0, 1]),
+)
+"""What folds leave out adds up to all rows."""
+
+
+@pytest.mark.parametrize(("n_first", "panel"), [(0, 256), (7, 256), (7, 3)])
+@pytest.mark.parametrize("sets", [SETS, OF_FOLDS], ids=["any", "folds"])
+def test_products_of_sets_in_float32_are_those_in_float64_or_are_given_up(monkeypatch, sets, n_first, panel):
     """A shift may be lost beside the largest eigenvalue of the columns after the first."""
     monkeypatch.setattr(factor_rows, "HEAD_COLUMNS", n_first)
-    A, shift, R = positive_definite(41), np.full(6, 3.0), random(41, 6) * (SETS.scale() > 0)
-    low = FoldLowRank(partial_factor(A, 20, dtype=np.float32), SETS, shift, mixed=True)
-    high = FoldLowRank(partial_factor(A, 20), SETS, shift)
+    monkeypatch.setattr(fold_preconditioner, "PANEL_COLUMNS", panel)
+    A, shift, R = positive_definite(41), np.full(6, 3.0), random(41, 6) * (sets.scale() > 0)
+    low = FoldLowRank(partial_factor(A, 20, dtype=np.float32), sets, shift, mixed=True)
+    high = FoldLowRank(partial_factor(A, 20), sets, shift)
     assert (low.precision, high.precision) == ("float32", "float64")
     found, expected = low.apply(R, np.arange(6)), high.apply(R, np.arange(6))
     assert 1e-12 < np.abs(found - expected).max() < 1e-4
     assert low.raise_shift_if_inexact(R, np.arange(6)) and low.precision == "float64"
+    F = rows_of(high.factor)
+    for k, c in enumerate(sets.scale(np.arange(6)).T):
+        of_column = c[:, None] * F @ F.T * c + high._t[k] * np.eye(41)
+        assert_allclose(expected[:, k], np.linalg.solve(of_column, R[:, k]), rtol=1e-9, atol=1e-12)
     factor = partial_factor(A, 41, dtype=np.float32)
-    grams = [(rows_of(factor).T * c) @ rows_of(factor) for c in SETS.scales.T]
+    grams = [(rows_of(factor).T * c) @ rows_of(factor) for c in sets.scales.T]
     largest = max(np.sqrt(np.linalg.norm(G, 2) * np.linalg.norm(G[n_first:, n_first:], 2)) for G in grams)
     for part, precision in ((2.0, "float32"), (0.4, "float64")):
         shift = np.full(6, part * largest / LOW_PRECISION_RATIO)
-        assert FoldLowRank(factor, SETS, shift, mixed=True).precision == precision
+        assert FoldLowRank(factor, sets, shift, mixed=True).precision == precision
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_small_matrices_of_folds_take_no_more_memory_than_is_planned(dtype, monkeypatch):
+    monkeypatch.setattr(fold_preconditioner, "PANEL_COLUMNS", panel := 64)
+    n, rank, n_folds = 1000, 700, 5
+    B = random(n, rank) * np.linspace(1.0, 0.1, rank)
+    factor = partial_factor(B @ B.T, rank, 2, dtype=dtype)
+    scales = np.column_stack([np.arange(n) % n_folds != f for f in range(n_folds)]).astype(float)
+    sets, shift = TrainingSets(scales, np.tile(np.arange(n_folds), 3)), np.repeat([1e-1, 1e1, 1e3], n_folds)
+    tracemalloc.start()
+    try:
+        whole = FoldLowRank(factor, sets, shift, mixed=dtype == np.float32, n_threads=2)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert whole.precision == np.dtype(dtype).name
+    assert peak <= 8 * rank * (rank + panel) * squares_of_sets(n_folds, 2)
 
 
 def test_predictions_of_rows_left_out_come_from_the_last_product():
