@@ -570,4 +570,7 @@ def _with_last_of_sweep(scores: SelectionPlan, problem: Problem, features: Featu
         alone = with_parts(alone, main.curve)
     alone = replace(alone, reasons=(*alone.reasons, LAST_FIT_APART))
     apart = replace(scores, kernels=(alone,), last=own)
-    return apart if apart.seconds < continued.seconds else continued
+    if apart.seconds < continued.seconds:
+        return apart
+    direct = own.chosen if own.chosen.is_direct else own.chosen.otherwise
+    return continued if direct is None else replace(continued, kernels=(replace(main, direct_seconds=direct.seconds),))

@@ -1,6 +1,7 @@
 """Plan of the scores of one kernel: sizes of folds, method, cost and reasons."""
 
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from typing import Any, Literal
 
 from dkrr.planning.explain import Reasoned
@@ -70,6 +71,9 @@ class ScoringPlan(Reasoned):
         Fractions of the training rows to which every fold has a fit as well, for a learning curve.
     parts : tuple of Plan
         Plan of one fold's fit to such a part, for every fraction.
+    direct_seconds : float
+        Projected time of a separate last fit by a factorisation, which takes over where to continue the run of the
+        scores would take longer; infinite where none can.
     asked : Problem or None
         Problem of a fit to all rows with every λ, for which the scores are.
 
@@ -97,6 +101,7 @@ class ScoringPlan(Reasoned):
     rejected: tuple[Reason, ...] = ()
     curve: tuple[float, ...] = ()
     parts: tuple[Plan, ...] = ()
+    direct_seconds: float = inf
     asked: Problem | None = None
 
     def summary(self) -> str:

@@ -455,6 +455,9 @@ def _carry_out(
         rank_limit = details.rank_limit if one.chosen.method.folds_by == "grid" else 0
         PrimalFolds(data, folds, progress, threads, rank_limit).score(alphas, sheet, report)
         return
+    refit = work.refit if plan.sizes.refit else None
+    if refit is not None:
+        refit.direct_seconds = plan.direct_seconds
     with open_context(one, settings.store, progress) as context:
         if plan.method == "sweep":
             with in_terms_of_alpha(alphas, "dual", partial(scale_of, data, "dual")):
@@ -468,7 +471,7 @@ def _carry_out(
                     sheet,
                     report,
                     race=request.race,
-                    refit=work.refit if plan.sizes.refit else None,
+                    refit=refit,
                 )
         else:
             data = data.by_folds()

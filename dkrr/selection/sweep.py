@@ -8,8 +8,8 @@ fit of all rows has columns in the same run, which are finished for the λ that 
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from math import ceil
+from dataclasses import dataclass, field, replace
+from math import ceil, inf, isfinite
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of, resumed
 from dkrr.fitting.requests import DualStart
 from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.fold_preconditioner import FoldLowRank
+from dkrr.linalg.giving_up import GivenUpError, Watch
 from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.preconditioners import Identity, Preconditioner
 from dkrr.linalg.result import Status
@@ -251,9 +252,12 @@ class Refit:
     ----------
     tol : float
         Relative residual to which they are solved.
+    direct_seconds : float
+        Time of a fit by a factorisation: what takes longer is left to a separate fit.
     """
 
     tol: float
+    direct_seconds: float = inf
     iterations: int = 0
     """Iterations of the run that computed the solutions, including those for the folds."""
     _solutions: dict[int, Array] = field(default_factory=dict)
@@ -430,7 +434,13 @@ class FoldSweep:
         used = np.concatenate([targets, constants]) if systems.has_intercept else targets
         iteration.tol = np.full(len(systems.shift), np.inf)
         iteration.tol[used] = REFIT_FRACTION * refit.tol
-        outcome = iteration.run(state=iteration.last)
+        if isfinite(refit.direct_seconds) and iteration.last is not None:
+            iteration.watch = _watch_from(len(iteration.last.history), Watch(refit.direct_seconds))
+        try:
+            outcome = iteration.run(state=iteration.last)
+        except GivenUpError as error:
+            self._report.messages += (f"the last fit is separate: {error}",)
+            return
         if outcome.status is not Status.CONVERGED:
             return  # a separate fit may have another solver
         x = outcome.x
@@ -470,6 +480,11 @@ class FoldSweep:
         """Count a step of some columns."""
         self._n_steps += 1
         self._last_step[columns] = self._n_steps
+
+
+def _watch_from(n_before: int, watch: Watch) -> Callable[[State, float], None]:
+    """The watch of iterations that follow this number of residuals, which are of other columns."""
+    return lambda state, tol: watch(replace(state, history=state.history[n_before:]), tol)
 
 
 def sweep(

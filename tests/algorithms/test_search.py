@@ -219,6 +219,29 @@ def test_a_last_fit_that_takes_less_time_alone_is_separate(monkeypatch, tmp_path
     assert "last-fit-apart" not in codes_of(kept.selection_plan_.reasons) and kept.solve_result_.iterations == 0
 
 
+def test_a_last_fit_whose_iterations_would_take_longer_than_a_factorisation_is_separate(monkeypatch, data, y):
+    """How many iterations the best λ takes is known at the end only; without another solver nothing takes over."""
+    monkeypatch.setattr("dkrr.fitting.score_plans.MIN_OWN_FIT_SECONDS", 0.0)
+    given = {"n_features": 20, "kernel": "rbf", "alphas": [0.1, 1.0, 10.0], "cv": 5}
+    for solver, is_finite in (("auto", True), ("cg", False)):
+        main = dkrr.plan(n_samples=20_000, solver=solver, **given).main
+        assert main.method == "sweep" and np.isfinite(main.direct_seconds) == is_finite
+    settings = {"kernel": "rbf", "gamma": 1e-3, "solver": ConjugateGradient(RPCholesky(5)), "tol": 1e-10}
+    original = scoring.sweep
+
+    def hurried(*given, refit, **more):
+        refit.direct_seconds = 1e-9
+        original(*given, refit=refit, **more)
+
+    monkeypatch.setattr(scoring, "sweep", hurried)
+    search = KernelRidgeCV([1e-4], cv=3, **settings).fit(data.X, y)
+    said = "scores: the last fit is separate: conjugate gradient was given up after"
+    assert any(text.startswith(said) for text in search.solve_result_.messages)
+    alone = KernelRidge(1e-4, **settings).fit(data.X, y)
+    assert search.solve_result_.iterations == alone.solve_result_.iterations > 0
+    assert_array_equal(search.predict(data.X_new), alone.predict(data.X_new))
+
+
 REQUESTED = {"form": "form-requested", "solver": "cg-requested"}
 
 
