@@ -52,8 +52,8 @@ MIN_SHARED_RATIO = 64.0
 it takes about 30 iterations more, and it is the one with the fewest: 5,000 and 12,000 rows of molecules take the same
 time with factors of 4 to 64."""
 SQUARES_OF_SET = 1.25
-"""Memory of the small matrices of one training set at most, twice over as half of each is kept, in matrices of r²
-numbers in float64. With half of it large λ share one with the smallest and take 1.6 times the iterations."""
+"""Memory that the small matrices of one training set may take as squares, of which half is kept, in matrices of r²
+numbers in float64. With half as much large λ share one with the smallest, and take 1.6 times the iterations."""
 PANEL_COLUMNS = 256
 """Columns of a triangle that are one array."""
 CAPACITANCE_FLOPS = 1.2
@@ -96,13 +96,11 @@ class Panels:
     def subtract_from(self, block: Array, rows: slice, left: int) -> None:
         """Subtract it from the block of these rows whose first column is `left`, but for what is above the diagonal."""
         for columns, panel in self._panels:
-            a, b, top = (
-                max(columns.start, left),
-                min(columns.stop, left + block.shape[1]),
-                max(rows.start, columns.start),
-            )
+            first = columns.start
+            a, b = max(first, left), min(columns.stop, left + block.shape[1])
+            top = max(first, rows.start)
             if a < b and top < rows.stop:
-                part = panel[top - columns.start : rows.stop - columns.start, a - columns.start : b - columns.start]
+                part = panel[top - first : rows.stop - first, a - first : b - first]
                 block[top - rows.start :, a - left : b - left] -= np.multiply(part, self._size, dtype=np.float64)
 
     def diagonal(self) -> Array:
@@ -139,7 +137,6 @@ class SetGrams:
         outs = np.where(squares > 0, 0.0, whole)
         is_rest = np.array([(one[one > 0] == whole[one > 0]).all() for one in squares])
         is_rest &= np.count_nonzero(outs, axis=1) < np.count_nonzero(squares, axis=1)
-        self.precision: Precision = precision
         self.n_first = factor_rows.HEAD_COLUMNS if precision == "float32" else factor.rank
         """Columns in float64."""
         self.largest = 0.0
@@ -189,8 +186,8 @@ class SetGrams:
 
 
 def _power_of_two(value: float) -> float:
-    """Power of two next to a positive value; 1 for others."""
-    return ldexp(1.0, frexp(value)[1]) if 0.0 < value < inf else 1.0
+    """Largest power of two up to a positive value; 1 for others."""
+    return ldexp(1.0, frexp(value)[1] - 1) if 0.0 < value < inf else 1.0
 
 
 class CapacitanceFactor:
@@ -286,6 +283,7 @@ class FoldLowRank(Preconditioner):
             grams = SetGrams(factor, squares, self.precision)  # by separate tasks
             if self.precision == "float32" and not grams.largest <= LOW_PRECISION_RATIO * self._t.min():
                 self.precision = "float64"
+                del grams
                 grams = SetGrams(factor, squares, self.precision)
 
             def add(f: int) -> None:
