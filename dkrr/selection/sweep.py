@@ -10,6 +10,7 @@ fit of all rows has columns in the same run, which are finished for the λ that 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from math import ceil, inf, isfinite
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,40 @@ ERROR_OF_CHANGE = 0.2
 """Relative error of a mean squared error over such a part, besides its square (measured: 3 % in all at a third)."""
 
 
+class Estimate(NamedTuple):
+    """Score of a λ whose columns may not have converged yet, and how well it is known."""
+
+    score: Array
+    """Of shape (t' or 1,), as everything by target here."""
+    change: Array
+    """Part of the error of held-out rows that what is left of the solution may change; 0 where the score is final."""
+    predictions: list[Array]
+    """Of held-out rows, by fold."""
+    residual: float
+    """Largest residual of the columns; 0 if all had their tolerance."""
+    relied: float
+    """Residual that the score relies on: at least the tolerance, times the share of a large intercept."""
+
+    @property
+    def margin(self) -> Array:
+        """Likely error of the score."""
+        return np.asarray((ERROR_OF_CHANGE * self.change + self.change**2) * np.abs(self.score))
+
+    @property
+    def lowest(self) -> Array:
+        """Lowest score that it may become."""
+        return self.score - self.margin
+
+    @property
+    def highest(self) -> Array:
+        """Highest score that it may become."""
+        return self.score + self.margin
+
+    def is_older(self, residual: float) -> bool:
+        """Whether the λ has been solved since, or its residual is half as large."""
+        return residual <= LOOK * self.residual if self.residual > 0 else 0 < residual < self.relied
+
+
 class EarlyStopping:
     """Scores every λ as soon as its columns have converged, and ends the columns of those that have lost."""
 
@@ -76,15 +111,8 @@ class EarlyStopping:
         self._held_out = [np.zeros((len(rows), self._n_alphas * self._width)) for rows in self._tests]
         self._norms = column_norms(iteration.right_sides / systems.sizes)
         self._norms[self._norms == 0] = 1.0
-        self._scores: dict[int, Array] = {}
-        self._residuals: dict[int, float] = {}
-        """Largest residual of a λ when its score was computed last; 0 if all had their tolerance."""
-        self._relied: dict[int, float] = {}
-        """Residual that the score relies on: at least the tolerance, times the share of a large intercept."""
-        self._predictions: dict[int, list[Array]] = {}
-        """Of held-out rows by fold, when the score of a λ was computed last."""
-        self._left: dict[int, Array] = {}
-        """Root mean square of what is likely left of their changes, of shape (t' or 1,)."""
+        self._estimates: dict[int, Estimate] = {}
+        """The last one of every λ that has any."""
 
     def begin(self, state: State | None) -> None:
         """Take what an earlier run has done, and watch the iterations."""
@@ -144,9 +172,9 @@ class EarlyStopping:
             if self.is_kept[a]:
                 if worst[a] > (MAX_SCORED_RESIDUAL / LOOK if self._systems.is_squared_error else 0.0):
                     break
-                if a not in self._scores or self._has_gone_on(a, worst[a]):
-                    self._look(a, worst[a])
-            if a not in self._scores or (self._change(a) > EARLY_ERROR).any():
+                if a not in self._estimates or self._estimates[a].is_older(worst[a]):
+                    self._estimates[a] = self._estimate(a, worst[a])
+            if a not in self._estimates or (self._estimates[a].change > EARLY_ERROR).any():
                 break
             known.append(a)
             if a >= RISES and all(self._is_worse(k) for k in range(a - RISES + 1, a + 1)):
@@ -154,21 +182,16 @@ class EarlyStopping:
                 break
         self._end_worse(known, worst, state)
 
-    def _has_gone_on(self, a: int, residual: float) -> bool:
-        """Whether a λ has been solved, or its residual is half as large, since its score was computed."""
-        before = self._residuals[a]
-        return residual <= LOOK * before if before > 0 else 0 < residual < self._relied[a]
-
     def _end_worse(self, known: list[int], worst: Array, state: State) -> None:
         """End λ that are surely worse than another one, once they are known well or all others are solved."""
         if not known:
             return
-        least = np.max([self._scores[a] - self._margin(a) for a in known], axis=0)
-        lost = [a for a in known if (self._scores[a] + self._margin(a) < least).all()]
+        best = np.max([self._estimates[a].lowest for a in known], axis=0)
+        lost = [a for a in known if (self._estimates[a].highest < best).all()]
         others = np.setdiff1d(np.flatnonzero(self.is_kept), lost)
         all_solved = not worst[others].any()
         for a in lost:
-            is_known = 2 * worst[a] <= STOPPED_RESIDUAL and (self._change(a) <= STOPPED_CHANGE).all()
+            is_known = 2 * worst[a] <= STOPPED_RESIDUAL and (self._estimates[a].change <= STOPPED_CHANGE).all()
             if worst[a] > 0 and (is_known or all_solved):
                 self.is_known[a] = is_known
                 self._end([a], state)
@@ -191,24 +214,25 @@ class EarlyStopping:
 
     def _is_worse(self, a: int) -> bool:
         """Whether the score of a λ is surely worse than that of the next larger one, for every target."""
-        here, before = (self._scores[k] + sign * self._margin(k) for k, sign in ((a, 1.0), (a - 1, -1.0)))
-        return bool((here < before).all())
+        return bool((self._estimates[a].highest < self._estimates[a - 1].lowest).all())
 
-    def _look(self, a: int, residual: float) -> None:
-        """Compute the score of a λ, and what is likely left of the changes of its predictions."""
-        predictions = self._predictions_of(a)
-        before = self._predictions.get(a)
-        squares = [np.full(predictions[0].shape[1], np.inf)]
-        if residual == 0.0:
-            squares = [np.zeros(predictions[0].shape[1])]
-        elif before is not None:
-            squares = [np.mean((x - y) ** 2, axis=0) for x, y in zip(predictions, before, strict=True)]
-        self._left[a] = np.sqrt(self._of_scores(np.mean(squares, axis=0)))
-        tol = np.broadcast_to(self._iteration.tol, self._sums.shape)[self._systems.columns_of_folds(a)]
-        self._relied[a] = max(residual, float(tol.max())) * self._share(a)
-        self._predictions[a], self._residuals[a] = predictions, residual
-        each = [self._systems.score(f, values) for f, values in enumerate(predictions)]
-        self._scores[a] = np.asarray(np.mean(each, axis=0))
+    def _estimate(self, a: int, residual: float) -> Estimate:
+        """Score of a λ, and what is likely left of the changes of its predictions."""
+        systems, before, predictions = self._systems, self._estimates.get(a), self._predictions_of(a)
+        score = np.asarray(np.mean([systems.score(f, values) for f, values in enumerate(predictions)], axis=0))
+        tol = np.broadcast_to(self._iteration.tol, self._sums.shape)[systems.columns_of_folds(a)]
+        relied = max(residual, float(tol.max())) * self._share(a)
+        change = np.zeros(1)
+        if systems.is_squared_error:
+            squares = [np.full(predictions[0].shape[1], np.inf)]
+            if residual == 0.0:
+                squares = [np.zeros(predictions[0].shape[1])]
+            elif before is not None:
+                squares = [np.mean((x - y) ** 2, axis=0) for x, y in zip(predictions, before.predictions, strict=True)]
+            left = np.sqrt(self._of_scores(np.mean(squares, axis=0)))
+            left = np.maximum(relied * np.sqrt(self._of_scores(systems.sizes_of_targets**2)), left)
+            change = np.asarray(left / np.maximum(np.sqrt(np.abs(score)), 1e-300))
+        return Estimate(score, change, predictions, residual, relied)
 
     def _share(self, a: int) -> float:
         """How many times the residuals of a λ count: more than once with a large intercept."""
@@ -222,17 +246,6 @@ class EarlyStopping:
     def _of_scores(self, squares: Array) -> Array:
         """Mean squares by target as scores have them, of shape (t' or 1,)."""
         return squares if self._systems.per_target else squares.mean(keepdims=True)
-
-    def _change(self, a: int) -> Array:
-        """Part of the error of held-out rows that may change yet; 0 for other scores, which are complete."""
-        if not self._systems.is_squared_error:
-            return np.zeros(1)
-        left = np.maximum(self._relied[a] * np.sqrt(self._of_scores(self._systems.sizes_of_targets**2)), self._left[a])
-        return np.asarray(left / np.maximum(np.sqrt(np.abs(self._scores[a])), 1e-300))
-
-    def _margin(self, a: int) -> Array:
-        change = self._change(a)
-        return np.asarray((ERROR_OF_CHANGE * change + change**2) * np.abs(self._scores[a]))
 
     def _predictions_of(self, a: int) -> list[Array]:
         """Predictions of a λ for the rows that each fold holds out, of shape (k, t')."""
