@@ -56,7 +56,7 @@ ERROR_OF_CHANGE = 0.2
 """Relative error of a mean squared error over such a part, besides its square (measured: 3 % in all at a third)."""
 
 
-class Estimate(NamedTuple):
+class EarlyScore(NamedTuple):
     """Score of a λ whose columns may not have converged yet, and how well it is known."""
 
     score: Array
@@ -111,7 +111,7 @@ class EarlyStopping:
         self._held_out = [np.zeros((len(rows), self._n_alphas * self._width)) for rows in self._tests]
         self._norms = column_norms(iteration.right_sides / systems.sizes)
         self._norms[self._norms == 0] = 1.0
-        self._estimates: dict[int, Estimate] = {}
+        self._estimates: dict[int, EarlyScore] = {}
         """The last one of every λ that has any."""
 
     def begin(self, state: State | None) -> None:
@@ -216,7 +216,7 @@ class EarlyStopping:
         """Whether the score of a λ is surely worse than that of the next larger one, for every target."""
         return bool((self._estimates[a].highest < self._estimates[a - 1].lowest).all())
 
-    def _estimate(self, a: int, residual: float) -> Estimate:
+    def _estimate(self, a: int, residual: float) -> EarlyScore:
         """Score of a λ, and what is likely left of the changes of its predictions."""
         systems, before, predictions = self._systems, self._estimates.get(a), self._predictions_of(a)
         score = np.asarray(np.mean([systems.score(f, values) for f, values in enumerate(predictions)], axis=0))
@@ -232,7 +232,7 @@ class EarlyStopping:
             left = np.sqrt(self._of_scores(np.mean(squares, axis=0)))
             left = np.maximum(relied * np.sqrt(self._of_scores(systems.sizes_of_targets**2)), left)
             change = np.asarray(left / np.maximum(np.sqrt(np.abs(score)), 1e-300))
-        return Estimate(score, change, predictions, residual, relied)
+        return EarlyScore(score, change, predictions, residual, relied)
 
     def _share(self, a: int) -> float:
         """How many times the residuals of a λ count: more than once with a large intercept."""
