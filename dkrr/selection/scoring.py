@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -84,10 +85,10 @@ class SelectionRequest:
     interval_folds: Sequence[NDArray[np.intp]] = ()
     """Folds without which the last fit computes models as well."""
 
-    def last_fit(self) -> Refit | None:
-        """Collector of the full-data solutions, which become the last fit; None if there are several kernels."""
+    def last_fit(self, direct_seconds: float = inf) -> Refit | None:
+        """Collector of the full-data solutions, which become the last fit; None if it does not continue the scores."""
         tol = self.settings[0].tol if len(self.settings) == 1 else self.tol
-        return Refit(tol) if self.refit and self.search is None else None
+        return Refit(tol, direct_seconds) if self.refit and self.search is None else None
 
     def fit_request(self, settings: Settings, alphas: Array | float) -> FitRequest:
         """Request of a fit to all rows."""
@@ -301,12 +302,14 @@ class _KernelScoring:
     """Takes the solutions for all rows."""
 
     @classmethod
-    def of(cls, request: SelectionRequest, number: int) -> Self:
+    def of(cls, request: SelectionRequest, number: int, plan: ScoringPlan) -> Self:
         """Work on the kernel with this number."""
         order, folds = _descending(request), request.folds
         sheet = _sheet(request, folds, len(order), keeps_predictions=request.keeps_predictions)
         report = Report(len(order), 1 if folds.is_loo else len(folds))
-        return cls(_settings(request, number), request.alphas[order], sheet, report, request.last_fit())
+        return cls(
+            _settings(request, number), request.alphas[order], sheet, report, request.last_fit(plan.direct_seconds)
+        )
 
     def candidate(self, request: SelectionRequest, plan: ScoringPlan, seconds: float) -> Candidate:
         """The scores, with the λ in the order of the request; warns of what they lack."""
@@ -380,7 +383,7 @@ def _scored(request: SelectionRequest, number: int, plan: ScoringPlan, whole: Co
         plan = _of_now(request, number, plan, progress)
 
         def scored() -> _KernelScoring:
-            work = _KernelScoring.of(request, number)
+            work = _KernelScoring.of(request, number, plan)
             _carry_out(request, work, plan, progress, show_progress)
             return work
 
@@ -455,9 +458,6 @@ def _carry_out(
         rank_limit = details.rank_limit if one.chosen.method.folds_by == "grid" else 0
         PrimalFolds(data, folds, progress, threads, rank_limit).score(alphas, sheet, report)
         return
-    refit = work.refit if plan.sizes.refit else None
-    if refit is not None:
-        refit.direct_seconds = plan.direct_seconds
     with open_context(one, settings.store, progress) as context:
         if plan.method == "sweep":
             with in_terms_of_alpha(alphas, "dual", partial(scale_of, data, "dual")):
@@ -471,7 +471,7 @@ def _carry_out(
                     sheet,
                     report,
                     race=request.race,
-                    refit=refit,
+                    refit=work.refit if plan.sizes.refit else None,
                 )
         else:
             data = data.by_folds()
