@@ -4,7 +4,8 @@ All right-hand sides share the products with A; each has its own step lengths, a
 The iteration runs in cycles: within one the residual follows the recurrence, at its end the true residual
 R = B − (A + diag(s)) X is computed in float64 and the next cycle solves for it. So products in float32 only ever
 make a cycle cheaper, never the answer worse: a cycle reduces the residual by as much as float32 can, and what is
-reported is the true residual.
+reported is the true residual. Where float32 does not solve some right-hand sides, float64 takes over: for all of them,
+or, if few may wait, for those once the others are solved.
 
 Its coefficients give the extreme eigenvalues of A + diag(s), and its condition number, without further products.
 
@@ -125,9 +126,6 @@ on 10,000 rows of QM9: 1.1 to 1.2 with errors up to 0.004 s, 1.4 to 1.5 with 0.0
 are soon given up."""
 ROUND_TRIPS_PER_ITERATION = 3
 """Round trips to Dask's workers: one for A and two for a preconditioner whose factor they hold."""
-USEFUL_GUESS = 0.1
-"""Largest residual of a first guess, relative to that of 0, with which it is taken: what the solution of fewer rows
-leaves lies where iterations are slow."""
 USELESS_CYCLE = 0.5
 """A cycle that leaves more of the true residual than this has met the limit of its precision."""
 MIN_MEASURED_REDUCTION = 1e-3
@@ -172,6 +170,9 @@ class Iteration:
         Keep what the condition number is estimated from.
     recurrence_fraction : float
         Fraction of the tolerance at which the recurrence of a cycle ends.
+    max_waiting : float
+        Part of the unsolved right-hand sides that may wait for products in float64 while the others are solved in
+        float32. It pays where they are many, and those that wait may be given up; else one product serves all.
     measure : callable, optional
         Gives what the tolerance is for, of shape (k,), from residuals (n, k) and the numbers of their columns; None:
         ‖r‖ / ‖b‖. It is taken of the recurrence's residual where that becomes small, and of the true one after a
@@ -197,13 +198,17 @@ class Iteration:
     on_end: Callable[[State], None] = lambda _: None
     estimates_condition: bool = True
     recurrence_fraction: float = CYCLE_TOL_FRACTION
+    max_waiting: float = 0.0
     measure: Callable[[Array, NDArray[np.intp]], Array] | None = None
     watch: Callable[[State, float], None] = unwatched
     last: State | None = field(default=None, init=False)
     """State at the end of the last run."""
+    reached: Array = field(default_factory=lambda: np.zeros(0), init=False)
+    """What the tolerance is for, (m,), of the true residuals after the last cycle."""
     _noise: Array | None = field(default=None, init=False)
     """Norm of the error of products in float32 over that of the vectors, as the last cycle had it, (m,); NaN where it
     is not known."""
+    _deflates_in: Precision | None = field(default=None, init=False)
 
     def run(self, start: Array | None = None, state: State | None = None) -> CGOutcome:
         """Iterate until every true residual is met, or no more can be had.
@@ -232,21 +237,19 @@ class Iteration:
         if state is None:
             state = self._first_state(start)
         state.sizes = self._sizes
-        self._reached = self._relative(state.residual, np.arange(len(norms)))
+        self.reached = self._relative(state.residual, np.arange(len(norms)))
         self._shown, self._scale = 0.0, 1.0 / self._norms
         """Factor of ‖r‖ in what is noted of it: as what the tolerance is for was last found to be."""
         if self.measure is not None:
             sizes = column_norms(state.residual)
-            self._scale = np.divide(
-                self._reached, sizes, out=self._scale, where=np.isfinite(self._reached) & (sizes > 0)
-            )
+            self._scale = np.divide(self.reached, sizes, out=self._scale, where=np.isfinite(self.reached) & (sizes > 0))
         with self.progress.stage("conjugate gradient", -log(np.min(self.tol))):
             if resumed and state.history:
                 self._show(state.history[-1].largest)
             status = self._cycles(state)
         self.on_end(state)
         self.last = state
-        residuals, x = self._reached, self._unscaled(state.x)
+        residuals, x = self.reached, self._unscaled(state.x)
         if status is Status.CONVERGED and not np.isfinite(x).all():
             status, residuals = Status.STALLED, np.where(np.isfinite(x).all(axis=0), residuals, np.inf)
             self._record_message(state, "the solution is too large for float64: divide the targets by a power of ten")
@@ -289,7 +292,8 @@ class Iteration:
 
     def _first_state(self, start: Array | None) -> State:
         b = self._b
-        state = State(np.zeros_like(b), b.copy(), "float32" if self.mixed else "float64")
+        state = State(np.zeros_like(b), b.copy(), np.full(b.shape[1], not self.mixed))
+        state.precision = "float32" if self.mixed else "float64"
         if start is not None:
             state.x = np.array(start, np.float64) / self._sizes
             state.residual = self._true_residual(state.x, np.arange(state.x.shape[1]))
@@ -300,8 +304,10 @@ class Iteration:
         return state
 
     def _prepare_deflation(self, precision: Precision) -> None:
-        assert self.deflate is not None
-        w = self.deflate
+        # What is rounded to float32 would be a direction of negative curvature in float64.
+        if self.deflate is None or self._deflates_in == precision:
+            return
+        w, self._deflates_in = self.deflate, precision
         for attempt in dict.fromkeys((precision, "float64")):
             self._a_w = self.operator.multiply(w[:, None], attempt)[:, 0]
             self._w_a_w = w @ self._a_w + (w**2) @ np.broadcast_to(self.shift, self.right_sides.shape)
@@ -313,36 +319,50 @@ class Iteration:
         )
 
     def _cycles(self, state: State) -> Status:
-        if self.deflate is not None:
-            self._prepare_deflation(state.precision)
+        self._prepare_deflation(state.precision)
         while True:
             if state.cycle is None:
-                columns = np.flatnonzero(~(self._reached <= self.tol))
+                columns = np.flatnonzero(~(self.reached <= self.tol))
                 if len(columns) == 0:
                     return Status.CONVERGED
                 if state.has_ended:  # in the run that this one resumes
                     return Status.STALLED
                 if state.iteration >= self.max_iter:
                     return Status.MAX_ITERATIONS
-                state.cycle = self._new_cycle(state, columns)
+                state.cycle = self._new_cycle(state, self._next_columns(state, columns))
                 self.on_cycle(state)
             ended = self._iterate(state)
-            left = self._end_cycle(state)
-            if (self._reached <= self.tol).all():
+            is_useful = self._end_cycle(state)
+            if (self.reached <= self.tol).all():
                 return Status.CONVERGED
-            status = self._after(state, ended, left)
+            status = self._after(state, ended, is_useful=is_useful)
             if self.measure is not None and status is not Status.MAX_ITERATIONS:
                 state.has_ended, status = True, Status.STALLED
             if status is not None:
                 return status
+
+    def _next_columns(self, state: State, columns: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Those of some columns that the next cycle solves: in float32 where that solves any of them."""
+        low = columns[~state.needs_float64[columns]]
+        if not self._may_wait(len(columns) - len(low), len(low)):
+            state.needs_float64[columns], low = True, low[:0]
+        precision: Precision = "float32" if len(low) else "float64"
+        if precision != state.precision:
+            state.precision = precision
+            if precision == "float64":
+                self._record_message(
+                    state, "products in float32 reduce the true residual no further: continuing in float64"
+                )
+        self._prepare_deflation(precision)
+        return low if len(low) else columns
 
     def _relative(self, residual: Array, columns: NDArray[np.intp]) -> Array:
         if self.measure is not None:
             return self.measure(residual * self._sizes[columns], columns)
         return np.asarray(column_norms(residual) / self._norms[columns])
 
-    def _end_cycle(self, state: State) -> float:
-        """Add the corrections that make the true residual smaller; the largest part of it that they leave."""
+    def _end_cycle(self, state: State) -> bool:
+        """Add the corrections that make the true residual smaller; whether all have reduced it as they were to."""
         cycle = state.cycle
         assert cycle is not None
         state.cycle = None
@@ -353,20 +373,22 @@ class Iteration:
         residual = self._true_residual(x, columns)
         if state.precision == "float32":
             self._measure_noise(cycle, residual)
-        before, after = self._reached[columns], self._relative(residual, columns)
+        before, after = self.reached[columns], self._relative(residual, columns)
         after = np.where(np.isfinite(after), after, np.inf)
         better = after < before
         if better.any():
             state.x[:, columns[better]] = x[:, better]
             state.residual[:, columns[better]] = residual[:, better]
-            self._reached[columns[better]] = after[better]
-            self._note_residual(state, float(self._reached.max()), is_true=True)
+            self.reached[columns[better]] = after[better]
+            self._note_residual(state, float(self.reached.max()), is_true=True)
         # Columns that were ended early say nothing of the precision.
-        open_ = ~(after <= self._tol_of(columns))
+        is_met = np.isfinite(cycle.goal) & (np.linalg.norm(cycle.residual, axis=0) <= cycle.goal)
         with np.errstate(invalid="ignore"):
-            return float(np.max(after[open_] / before[open_], initial=0.0))
+            useless = is_met & ~(after <= self._tol_of(columns)) & ~(after <= USELESS_CYCLE * before)
+        state.needs_float64[columns[useless]] = True
+        return not useless.any()
 
-    def _after(self, state: State, ended: str, left: float) -> Status | None:
+    def _after(self, state: State, ended: str, *, is_useful: bool) -> Status | None:
         """Status after a cycle that did not reach the tolerance; None: another one follows."""
         if ended == "curvature" and state.precision == "float64" and self.measure is None:
             raise NotPositiveDefiniteError(
@@ -382,24 +404,15 @@ class Iteration:
             return None
         if ended == "limit":
             return Status.MAX_ITERATIONS
-        if ended in ("curvature", "lost") or not left <= USELESS_CYCLE:
-            if state.precision == "float64":
-                return Status.STALLED
-            self._record_message(
-                state, "products in float32 reduce the true residual no further: continuing in float64"
-            )
-            state.precision = "float64"
-            if self.deflate is not None:
-                # What is rounded to float32 here would be a direction of negative curvature there.
-                self._prepare_deflation("float64")
-        return None
+        has_failed = ended in ("curvature", "lost") or not is_useful
+        return Status.STALLED if has_failed and state.precision == "float64" else None
 
     def _new_cycle(self, state: State, columns: NDArray[np.intp]) -> Cycle:
         residual = np.ascontiguousarray(state.residual[:, columns])
         norms = np.linalg.norm(residual, axis=0)
         goal, least = self.recurrence_fraction * self._tol_of(columns) * self._norms[columns], np.zeros(len(columns))
         if self.measure is not None:
-            goal, least = norms * self._step(self._reached[columns], columns), MIN_RECURRENCE_REDUCTION * norms
+            goal, least = norms * self._step(self.reached[columns], columns), MIN_RECURRENCE_REDUCTION * norms
         elif state.precision == "float32":
             goal = norms * self._drops(goal / norms, columns)
         correction = np.zeros_like(residual)
@@ -484,10 +497,12 @@ class Iteration:
             columns = cycle.columns[open_]
             q = self._multiply(direction, columns, state.precision)
             curvature = (direction * q).sum(axis=0)
-            if not (curvature > 0).all():
+            if not (is_positive := curvature > 0).all():
                 if state.precision == "float64":
                     _check_product(curvature, direction)
-                return "curvature"
+                    return "curvature"
+                open_ = self._left_to_float64(state, open_, ~is_positive)
+                continue
             step = cycle.product[open_] / curvature
             self.on_step(columns, step, direction)
             self._trace(cycle, columns, step, cycle.product[open_])
@@ -507,26 +522,44 @@ class Iteration:
                 beta = ((new - old) * z).sum(axis=0) / cycle.product[open_]
                 cycle.product[open_] = (new * z).sum(axis=0)
                 cycle.direction[:, open_] = z + beta * direction[:, going]
-                if not (cycle.product[open_] > 0).all():
+                if not (is_positive := cycle.product[open_] > 0).all():
                     if self.preconditioner.raise_shift_if_inexact(new, cycle.columns[open_]):
                         return "inexact"
-                    sizes = column_norms(new) * column_norms(z)
-                    return "curvature" if (cycle.product[open_] < -MIN_NEGATIVE_FRACTION * sizes).any() else "lost"
+                    if state.precision == "float64":
+                        sizes = column_norms(new) * column_norms(z)
+                        return "curvature" if (cycle.product[open_] < -MIN_NEGATIVE_FRACTION * sizes).any() else "lost"
+                    open_, new = self._left_to_float64(state, open_, ~is_positive), new[:, is_positive]
             self.on_iteration(state)
-            best.append(min(best[-1], float((norms / self._norms[columns]).max())))
-            if len(best) > STALL_ITERATIONS:
-                if self.preconditioner.can_grow and best[-1] > 0.5 * best[-1 - STALL_ITERATIONS]:
-                    return "stalled"
-                if (
-                    len(open_)
-                    and len(best) % STALL_ITERATIONS == 1
-                    and best[-1] > 0.5 * best[-1 - STALL_ITERATIONS]
-                    and self.preconditioner.raise_shift_if_inexact(new, cycle.columns[open_])
-                ):
-                    return "inexact"
+            relative = norms / self._norms[columns]
+            best.append(min(best[-1], float(relative.max())))
+            if len(open_) and len(best) > STALL_ITERATIONS and best[-1] > 0.5 * best[-1 - STALL_ITERATIONS]:
+                if found := self._slow(len(best), new, cycle.columns[open_]):
+                    return found
                 if state.precision == "float32" and best[-1] >= best[-1 - STALL_ITERATIONS]:
-                    return "lost"
+                    is_lost = np.isin(cycle.columns[open_], columns[relative >= best[-1]])
+                    open_, best = self._left_to_float64(state, open_, is_lost), [np.inf]
         return "done"
+
+    def _slow(self, n: int, residual: Array, columns: NDArray[np.intp]) -> Literal["stalled", "inexact"] | None:
+        """What ends a cycle of n iterations whose last ones were slow; None: nothing of the preconditioner's."""
+        if self.preconditioner.can_grow:
+            return "stalled"
+        is_raised = n % STALL_ITERATIONS == 1 and self.preconditioner.raise_shift_if_inexact(residual, columns)
+        return "inexact" if is_raised else None
+
+    def _left_to_float64(
+        self, state: State, open_: NDArray[np.intp], is_unsolved: NDArray[np.bool_]
+    ) -> NDArray[np.intp]:
+        """Open columns of a cycle in float32 that go on, without those that it does not solve."""
+        assert state.cycle is not None
+        unsolved, others = open_[is_unsolved], open_[~is_unsolved]
+        state.cycle.goal[unsolved] = np.inf
+        state.needs_float64[state.cycle.columns[unsolved]] = True
+        waiting = int(state.needs_float64[state.cycle.columns].sum())
+        return others if self._may_wait(waiting, len(others)) else others[:0]
+
+    def _may_wait(self, n_waiting: int, n_others: int) -> bool:
+        return n_waiting <= self.max_waiting * (n_waiting + n_others)
 
     def _trace(self, cycle: Cycle, columns: NDArray[np.intp], step: Array, product: Array) -> None:
         if not len(self._traced):

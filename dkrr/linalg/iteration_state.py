@@ -22,12 +22,15 @@ class State:
     """Solution at the start of the cycle, (n, m), for right-hand sides divided by their `column_sizes`."""
     residual: Array
     """True residual at the start of the cycle, (n, m); NaN before the first."""
-    precision: Precision
+    needs_float64: NDArray[np.bool_]
+    """Right-hand sides that products in float32 do not solve, (m,)."""
     iteration: int = 0
     history: list[Residuals] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     cycle: "Cycle | None" = None
     """None between cycles."""
+    precision: Precision = "float64"
+    """That of products in the cycle, and in the one before where there is none."""
     extremes: Array | None = None
     """Estimates of the smallest and the largest eigenvalue of A + s by the cycles that have ended, for the columns that
     are traced, (2, t); None before the first."""
@@ -51,6 +54,7 @@ class State:
         arrays = {"x": self.x, "residual": self.residual}
         plain: dict[str, Any] = {
             "precision": self.precision,
+            "needs_float64": self.needs_float64.tolist(),
             "iteration": self.iteration,
             "history": [[h.iteration, h.seconds, h.largest, h.is_true] for h in self.history],
             "messages": self.messages,
@@ -74,10 +78,11 @@ class State:
         state = cls(
             arrays["x"],
             arrays["residual"],
-            plain["precision"],
+            np.array(plain.get("needs_float64", [plain["precision"] == "float64"] * arrays["x"].shape[1])),
             plain["iteration"],
             [Residuals(*line) for line in plain["history"]],
             list(plain["messages"]),
+            precision=plain["precision"],
             extremes=arrays.get("extremes"),
             has_ended=plain["has_ended"],
             spent=plain["spent"],

@@ -98,7 +98,7 @@ class Refinement:
             # What overflows becomes a residual or a condition number that is not finite.
             with np.errstate(over="ignore", invalid="ignore"):
                 product = operator.multiply(x) + shift[:, None] * x
-                start = State(np.ascontiguousarray(x[:, :m]), b - product[:, :m], "float64")
+                start = State(np.ascontiguousarray(x[:, :m]), b - product[:, :m], np.ones(m, bool))
         iteration = Iteration(
             operator=operator,
             shift=shift[:, None],

@@ -262,6 +262,31 @@ def test_float32_that_is_useless_is_given_up_for_float64(change, deflate):
     assert_allclose(found.x, solution(A, ONE, B), atol=1e-7)
 
 
+@dataclass
+class BackwardsColumn(MatrixOperator):
+    """Products of the first right-hand side in float32 have the wrong sign."""
+
+    def multiply(self, vectors, precision="float64", columns=None):
+        product = super().multiply(vectors, precision)
+        if precision == "float32":
+            product[:, columns == 0] *= -1
+        return product
+
+
+@pytest.mark.parametrize("max_waiting", [0.0, 0.5])
+def test_a_column_that_float32_does_not_solve_waits_where_it_may_or_takes_the_others_along(max_waiting):
+    A, B = positive_definite(N), right_sides()
+    operator = BackwardsColumn(A)
+    found = solve(operator, ONE, B, tol=1e-9, mixed=True, max_waiting=max_waiting).run()
+    assert found.status is Status.CONVERGED and "continuing in float64" in found.messages[0]
+    assert_allclose(found.x, solution(A, ONE, B), atol=1e-7)
+    if max_waiting:
+        last = max(k for k, (precision, _) in enumerate(operator.products) if precision == "float32")
+        assert operator.products[0] == ("float32", M) and {m for p, m in operator.products[last + 2 :]} == {1}
+    else:
+        assert [p for p, _ in operator.products].count("float32") == 1
+
+
 def test_float32_whose_rounding_is_larger_than_the_shift_costs_few_iterations():
     A, shift, B = ill_conditioned(1e-10), np.full((1, M), 1e-9), right_sides()
     found, alone = (solve(A, shift, B, tol=1e-6, max_iter=3000, mixed=mixed).run() for mixed in (True, False))

@@ -108,7 +108,7 @@ def watched(monkeypatch, residuals, seconds, *, factor, before=0.0, cycle=None, 
     """Iterations and seconds after which these residuals are given up; None if they are not."""
     now = [0.0]
     monkeypatch.setattr(giving_up.time, "perf_counter", lambda: now[0])
-    watch, state = Watch(factor, begun=0.0, **more), State(np.zeros((1, 1)), np.zeros((1, 1)), "float64")
+    watch, state = Watch(factor, begun=0.0, **more), State(np.zeros((1, 1)), np.zeros((1, 1)), np.ones(1, bool))
     now[0], state.cycle = before, cycle
     for k, residual in enumerate(residuals):
         now[0] += seconds

@@ -17,6 +17,7 @@ from dkrr.errors import ConvergenceWarning, InputError, MemoryLimitError, StoreE
 from dkrr.estimators.search import edges
 from dkrr.features import Nystroem
 from dkrr.kernels import RBF, BagOfWords
+from dkrr.linalg.training_sets import TrainingSetOperator
 from dkrr.planning.searches import PartOfFit
 from dkrr.selection import scoring
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
@@ -354,6 +355,25 @@ def test_iterates_of_ill_conditioned_systems_do_not_decide_the_race():
         KernelRidgeCV(np.geomspace(1e-7, 1e-3, 5), solver=s, **settings).fit(X, y) for s in ("cholesky", "cg")
     )
     assert search.best_score_ == pytest.approx(exact.best_score_, rel=0.1)
+
+
+def test_columns_that_float32_does_not_solve_wait_and_are_chosen_where_they_are_the_best(monkeypatch):
+    """Without noise the smallest λ is the best."""
+    multiply, alphas, products = TrainingSetOperator.multiply, np.geomspace(1e-5, 1e2, 8), []
+
+    def backwards(operator, vectors, precision="float64", columns=None):
+        products.append((precision, len(columns)))
+        found = multiply(operator, vectors, precision, columns)
+        return np.where((precision == "float32") & (columns >= 7 * 6), -found, found)  # of the smallest λ
+
+    monkeypatch.setattr(TrainingSetOperator, "multiply", backwards)
+    X = np.random.default_rng(0).uniform(0, 6, (200, 1))
+    settings = {"alphas": alphas, "gamma": 2.0}
+    search = KernelRidgeCV(solver=ConjugateGradient(precision="mixed"), **settings).fit(X, np.sin(2 * X[:, 0]))
+    exact = KernelRidgeCV(solver="cholesky", **settings).fit(X, np.sin(2 * X[:, 0]))
+    assert search.alpha_ == exact.alpha_ == alphas[0]
+    assert search.best_score_ == pytest.approx(exact.best_score_, rel=0.02)
+    assert products[:2] == [("float32", 8 * 6), ("float32", 7 * 6)]
 
 
 DOCUMENTS = np.array(
