@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,6 +68,8 @@ GRAM_SECONDS = 0.05
 """Nominal time of a Gram matrix from which its kernel is measured, in 20 to 90 ms."""
 MAX_KERNEL_SECONDS = 2e-3
 """Time of a block of a kernel from which no larger one is tried."""
+LEAST_GROWTH = 3.0
+"""Time of a block over that of one with a sixteenth of its entries, from which on the entries have most of it."""
 MAX_KNOWN = 256
 """Kernels whose measurement is kept for the next plan."""
 
@@ -262,8 +265,11 @@ def entry_seconds(kernel: Kernel, X: Any, Y: Any) -> EntrySeconds | None:
 
 
 def _each_seconds(kernel: Kernel, X: Any, Y: Any, precision: Precision) -> float:
-    """Time of an entry in one thread, in blocks that grow until one takes long."""
-    most, side = min(MAX_ROWS, X.shape[0], Y.shape[0]), FIRST_ROWS // 4
+    """Time of an entry in one thread, in blocks that grow until one takes long, and far longer than the one before.
+
+    One call with sparse rows may take long, whatever its number of entries.
+    """
+    most, side, before = min(MAX_ROWS, X.shape[0], Y.shape[0]), 1, inf
 
     def form(out: Any) -> None:
         kernel(X[: len(out)], Y[: len(out)], out=out)
@@ -272,9 +278,10 @@ def _each_seconds(kernel: Kernel, X: Any, Y: Any, precision: Precision) -> float
         side = min(side, most)
         once = partial(form, np.empty((side, side), precision))
         # The first call may import, or get memory from the system.
-        if side == most or min(_timed(once, time.thread_time) for _ in range(2)) > MAX_KERNEL_SECONDS:
+        seconds = min(_timed(once, time.thread_time) for _ in range(2))
+        if side >= most or (seconds > MAX_KERNEL_SECONDS and seconds > LEAST_GROWTH * before):
             return best_seconds(once, 2 * MAX_KERNEL_SECONDS) / float(side**2)
-        side *= 4
+        side, before = 4 * side, seconds
 
 
 def _with_costs(kernel: Kernel, X: Any, Y: Any) -> Kernel:

@@ -1,5 +1,6 @@
 """Kernels are measured before the plan, which counts what they take: users' functions, and all that could decide."""
 
+import time
 from dataclasses import replace
 
 import dask
@@ -13,7 +14,7 @@ from dkrr import KernelRidge, plan
 from dkrr.data import as_rows
 from dkrr.errors import KernelFunctionError
 from dkrr.kernels import RBF, CallableKernel, Columns, Kernel
-from dkrr.machine.measures import MAX_ROWS, MIN_ROWS, measure, with_measured_kernel
+from dkrr.machine.measures import MAX_ROWS, MIN_ROWS, entry_seconds, measure, with_measured_kernel
 from dkrr.planning.facts import EntrySeconds
 from tests.planning.problems import problem
 
@@ -122,6 +123,17 @@ def test_a_kernel_is_measured_where_it_takes_long(rows):
     found = with_measured_kernel(replace(problem(50_000, D, "laplacian"), is_sparse=is_sparse), rows)
     assert 1e-10 < found.entry_time() < 1e-6 and 1e-10 < found.entry_time("float32") < 1e-6
     assert found.facts.entry_seconds is not None and with_measured_kernel(found, rows) is found
+
+
+def test_what_a_call_takes_whatever_its_entries_is_not_taken_for_the_time_of_an_entry():
+    def slow_to_begin(A, B):
+        begun = time.thread_time()
+        while time.thread_time() < begun + 3e-3:
+            pass
+        return A @ B.T
+
+    found = entry_seconds(CallableKernel(slow_to_begin), X, X)
+    assert found is not None and max(found) < 1e-6
 
 
 @pytest.mark.parametrize(
