@@ -34,11 +34,17 @@ BEFORE_ITERATIONS = STAGE_NAMES[: STAGE_NAMES.index("preconditioner") + 1]
 
 def watch_of(plan: Plan, direct: Strategy) -> Watch:
     """Watch of the iterations of a plan, from which another strategy may take over; centres are not drawn again."""
-    chosen, (drawing, *before) = plan.chosen, BEFORE_ITERATIONS
+    drawing = BEFORE_ITERATIONS[0]
+    return watch_until(plan, sum(s.seconds for s in direct.stages if s.name != drawing))
+
+
+def watch_until(plan: Plan, factor_seconds: float) -> Watch:
+    """Watch of the iterations of a plan, in whose place factorisations take so many seconds."""
+    before = BEFORE_ITERATIONS[1:]
     return Watch(
-        factor_seconds=sum(s.seconds for s in direct.stages if s.name != drawing),
-        n_steps=max(chosen.n_steps, 1),
-        prepared_after=sum(s.seconds for s in chosen.stages if s.name in before),
+        factor_seconds=factor_seconds,
+        n_steps=max(plan.chosen.n_steps, 1),
+        prepared_after=sum(s.seconds for s in plan.chosen.stages if s.name in before),
     )
 
 

@@ -96,12 +96,12 @@ def watched(p: Problem, chosen: Strategy, candidates: Sequence[Strategy]) -> Str
     return replace(chosen, stages=(*chosen.stages, more), otherwise=direct)
 
 
-def why_watched(direct: Strategy) -> Reason:
+def why_watched(what: str, how: str, seconds: float) -> Reason:
     """What happens if the iterations turn out to be slower."""
     return Reason(
         "watched",
-        f"watched: changes to a factorisation ({direct.summary()}, about {format_seconds(direct.seconds)}) if its "
-        f"residuals show that this takes less than what is left of the iterations",
+        f"watched: changes to {what} ({how}, about {format_seconds(seconds)}) if its residuals show that this takes "
+        f"less than what is left of the iterations",
     )
 
 

@@ -74,6 +74,8 @@ class ScoringPlan(Reasoned):
     direct_seconds : float
         Projected time of a separate last fit by a factorisation, which takes over where to continue the run of the
         scores would take longer; infinite where none can.
+    otherwise : ScoringPlan or None
+        Factors that take over from a sweep whose residuals show that they take less time; None: nothing does.
     asked : Problem or None
         Problem of a fit to all rows with every λ, for which the scores are.
 
@@ -102,6 +104,7 @@ class ScoringPlan(Reasoned):
     curve: tuple[float, ...] = ()
     parts: tuple[Plan, ...] = ()
     direct_seconds: float = inf
+    otherwise: "ScoringPlan | None" = None
     asked: Problem | None = None
 
     def summary(self) -> str:
@@ -132,6 +135,31 @@ class ScoringPlan(Reasoned):
             Plan with all reasons.
         """
         return replace(self, reasons=(*self.reasons, reason))
+
+    def with_factors(self, reason: Reason) -> "ScoringPlan | None":
+        """Plan with the factors that take over from a sweep, and why; None if nothing does.
+
+        Parameters
+        ----------
+        reason : Reason
+            Why the sweep was given up.
+
+        Returns
+        -------
+        ScoringPlan or None
+            Plan of the factors, with the same learning curve.
+        """
+        if self.otherwise is None:
+            return None
+        curve = self.sizes.n_folds * sum(part.seconds for part in self.parts)
+        return replace(
+            self.otherwise,
+            curve=self.curve,
+            parts=self.parts,
+            seconds=self.otherwise.seconds + curve,
+            peak_bytes=self.peak_bytes,
+            reasons=(*self.otherwise.reasons, reason),
+        )
 
     def memory(self) -> str:
         """Most memory of a process, in words."""

@@ -56,7 +56,7 @@ class Selected:
     """λ and kernel that took the place of the best candidate's."""
     fit: LastFit | None = None
     plan: SelectionPlan | None = None
-    """Plan of all of it."""
+    """Plan of all of it, with what was done for scores whose plan has changed."""
 
 
 def select(request: SelectionRequest, show_progress: bool | None) -> Selected:
@@ -86,7 +86,8 @@ def _selected(request: SelectionRequest, show_progress: bool | None) -> Selected
     steps = dict(plan.steps())  # those after the scores are there once
     with displayed(plan, show_progress) as whole:
         candidates = all_scored(request, plan, whole)
-        found = replace(best_of(candidates, request.values.shape[1]), plan=plan)
+        kernels = tuple(one.plan or first for one, first in zip(candidates, plan.kernels, strict=True))
+        found = replace(best_of(candidates, request.values.shape[1]), plan=replace(plan, kernels=kernels))
         settings, alphas = request.settings[found.kernel], request.alphas[found.alphas]
         if request.search is not None:
             with whole.part(steps["optimum"].expected):

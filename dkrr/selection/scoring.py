@@ -23,6 +23,7 @@ from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.costs.details import Direct
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.gram import FactoredGram
+from dkrr.fitting.iteration import watch_until
 from dkrr.fitting.prediction import predict_in_memory
 from dkrr.fitting.requests import DualStart, FitRequest, Settings, Targets
 from dkrr.fitting.results import scale_of
@@ -32,9 +33,11 @@ from dkrr.fitting.search_plans import scoring_plan, search_plan, within_store
 from dkrr.fitting.storage import with_repairs
 from dkrr.kernels.columns import learns
 from dkrr.kernels.kernel_features import is_drawn
+from dkrr.linalg.giving_up import GivenUpError
 from dkrr.linalg.held_out import HeldOutErrors
 from dkrr.linalg.result import in_terms_of_alpha
 from dkrr.machine.detection import detect
+from dkrr.planning.iterations_first import GIVEN_UP
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.searches import SelectionPlan, seconds_of_fit, seconds_of_scores
@@ -46,6 +49,7 @@ from dkrr.selection.optimum import Search
 from dkrr.selection.scores import Report, Score, ScoreSheet
 from dkrr.selection.sweep import Refit, sweep
 from dkrr.store.run_store import ENDED
+from dkrr.text import Reason
 
 Array = NDArray[np.float64]
 
@@ -208,6 +212,8 @@ def _of_weight_zero(
     return matrix.products_of(rows[scale[rows] == 0], coef) + constants + means
 
 
+LEAST_FACTOR_SECONDS = 1.0
+"""Time of factors at least, as a sweep is compared with them: what is done in less is not worth a change."""
 FRACTION_OF_TOL = 0.1
 """Tolerance in primal form over the one that scores ask for: held-out errors may be a tenth of the targets."""
 
@@ -387,8 +393,14 @@ def _scored(request: SelectionRequest, number: int, plan: ScoringPlan, whole: Co
             _carry_out(request, work, plan, progress, show_progress)
             return work
 
-        store = _settings(request, number).store
-        work, repairs = with_repairs([] if store is None else [store], scored)
+        store, given_up = _settings(request, number).store, ""
+        try:
+            work, repairs = with_repairs([] if store is None else [store], scored)
+        except GivenUpError as error:
+            given_up = str(error)
+        if given_up:  # outside of the handler, which keeps in memory what the iterations hold
+            plan = plan.with_factors(Reason(GIVEN_UP, given_up)) or plan
+            work, repairs = scored(), (given_up,)
         for text in repairs:
             progress.note(text)
         work.report.messages += repairs
@@ -460,6 +472,8 @@ def _carry_out(
         return
     with open_context(one, settings.store, progress) as context:
         if plan.method == "sweep":
+            if plan.otherwise is not None:
+                context.watch = watch_until(one, max(plan.otherwise.seconds, LEAST_FACTOR_SECONDS))
             with in_terms_of_alpha(alphas, "dual", partial(scale_of, data, "dual")):
                 sweep(
                     one.chosen.details,

@@ -24,10 +24,10 @@ from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of, resumed
 from dkrr.fitting.requests import DualStart
 from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.fold_preconditioner import FoldLowRank
-from dkrr.linalg.giving_up import GivenUpError, Watch
+from dkrr.linalg.giving_up import EARLY, GivenUpError, Watch, unwatched
 from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.preconditioners import Identity, Preconditioner
-from dkrr.linalg.result import Status
+from dkrr.linalg.result import Residuals, Status
 from dkrr.linalg.training_sets import TrainingSetOperator
 from dkrr.planning import Plan
 from dkrr.planning.selection import RISES
@@ -99,8 +99,10 @@ class EarlyStopping:
         operator: TrainingSetOperator,
         iteration: Iteration,
         count: Callable[[Numbers, Array, Array], None],
+        watch: Callable[[State, float], None],
     ) -> None:
         self._systems, self._operator, self._iteration, self._count = systems, operator, iteration, count
+        self._watch = watch
         self.is_kept = np.ones(len(systems.alphas), bool)
         """Whether a λ goes on."""
         self.is_known = np.zeros(len(systems.alphas), bool)
@@ -113,13 +115,18 @@ class EarlyStopping:
         self._norms[self._norms == 0] = 1.0
         self._estimates: dict[int, EarlyScore] = {}
         """The last one of every λ that has any."""
+        self._largest = list[Array]()
+        """Largest residual of every λ after every iteration; 0 where it is solved."""
 
     def begin(self, state: State | None) -> None:
         """Take what an earlier run has done, and watch the iterations."""
         self._save = save = self._iteration.on_iteration
 
         def on_iteration(state: State) -> None:
+            self._largest.append(self._residuals_of(state))
             self._end_lost(state)
+            if state.iteration > EARLY:
+                self._check_time(state)
             save(state)
 
         self._iteration.on_iteration, self._iteration.on_cycle = on_iteration, self._start_from
@@ -158,8 +165,8 @@ class EarlyStopping:
             places = numbers // (self._n_sets * self._width) * self._width + numbers % self._width
             self._held_out[f][:, places] += step[here] * product[np.ix_(self._systems.folds.test[f], here)]
 
-    def _end_lost(self, state: State) -> None:
-        """End the columns of λ that have lost."""
+    def _residuals_of(self, state: State) -> Array:
+        """Largest residual of the folds of every λ, of shape (n_alphas,); 0 where all have converged."""
         cycle = state.cycle
         assert cycle is not None
         tol = np.broadcast_to(self._iteration.tol, self._norms.shape)
@@ -168,8 +175,27 @@ class EarlyStopping:
         norms = np.linalg.norm(cycle.residual, axis=0) / self._norms[cycle.columns]
         is_open = norms > self._iteration.recurrence_fraction * tol[cycle.columns]
         reached[cycle.columns] = np.where(is_open, norms, 0.0)
-        worst = reached.reshape(self._n_alphas, self._n_sets, -1)[:, : len(self._tests)].max(axis=(1, 2))
-        known = list[int]()
+        return np.asarray(reached.reshape(self._n_alphas, self._n_sets, -1)[:, : len(self._tests)].max(axis=(1, 2)))
+
+    def _check_time(self, state: State) -> None:
+        """Watch the smallest λ that the race waits for: of those up to the one after the best so far.
+
+        Smaller ones may have lost before they are solved.
+        """
+        means = {a: float(one.score.mean()) for a, one in self._estimates.items()}
+        best = max(means, key=lambda a: means[a], default=-1)
+        is_waited_for = self.is_kept & (self._largest[-1] > 0)
+        is_waited_for[[*range(best + 2, self._n_alphas), *self._lost(list(means))]] = False
+        if not is_waited_for.any():
+            return
+        a = int(np.flatnonzero(is_waited_for)[-1])
+        tol = np.broadcast_to(self._iteration.tol, self._norms.shape)[self._systems.columns_of_folds(a)]
+        history = [Residuals(k, 0.0, float(largest[a]), is_true=False) for k, largest in enumerate(self._largest)]
+        self._watch(replace(state, history=history), float(tol.min()))
+
+    def _end_lost(self, state: State) -> None:
+        """End the columns of λ that have lost."""
+        worst, known = self._largest[-1], list[int]()
         for a in range(self._n_alphas):
             if self.is_kept[a]:
                 if worst[a] > (MAX_SCORED_RESIDUAL / LOOK if self._systems.is_squared_error else 0.0):
@@ -188,8 +214,7 @@ class EarlyStopping:
         """End λ that are surely worse than another one, once they are known well or all others are solved."""
         if not known:
             return
-        best = np.max([self._estimates[a].lowest for a in known], axis=0)
-        lost = [a for a in known if (self._estimates[a].highest < best).all()]
+        lost = self._lost(known)
         others = np.setdiff1d(np.flatnonzero(self.is_kept), lost)
         all_solved = not worst[others].any()
         for a in lost:
@@ -203,6 +228,11 @@ class EarlyStopping:
         of_lost = np.isin(cycle.columns // (self._n_sets * self._width), lost)
         if not all_solved and not of_lost.all() and not is_open[~of_lost].any():
             cycle.goal[of_lost] = np.inf  # the others rest: a new cycle takes them further
+
+    def _lost(self, known: list[int]) -> list[int]:
+        """Of some λ with scores those that are surely worse than another one."""
+        best = np.max([self._estimates[a].lowest for a in known], axis=0, initial=-np.inf)
+        return [a for a in known if (self._estimates[a].highest < best).all()]
 
     def _end(self, alphas: Iterable[int], state: State) -> None:
         """End the columns of some λ."""
@@ -373,8 +403,10 @@ class FoldSweep:
         iteration.estimates_condition, iteration.recurrence_fraction = False, RECURRENCE_FRACTION
         iteration.tol = np.full(len(systems.shift), plan.problem.tol)
         races = self._race and len(systems.alphas) > RISES and (systems.is_whole or self._sheet.per_target)
-        watch = EarlyStopping(systems, operator, iteration, self._count) if races else None
-        iteration.max_waiting = MAX_WAITING if races else 0.0
+        watch = None
+        if races:
+            watch = EarlyStopping(systems, operator, iteration, self._count, iteration.watch)
+            iteration.watch, iteration.max_waiting = unwatched, MAX_WAITING
 
         def start(state: State | None, guess: Array | None = None) -> CGOutcome:  # noqa: ARG001
             if state is not None:
@@ -454,6 +486,7 @@ class FoldSweep:
         used = np.concatenate([targets, constants]) if systems.has_intercept else targets
         iteration.tol = np.full(len(systems.shift), np.inf)
         iteration.tol[used] = REFIT_FRACTION * refit.tol
+        iteration.watch = unwatched
         if isfinite(refit.direct_seconds) and iteration.last is not None:
             iteration.watch = _watch_from(len(iteration.last.history), Watch(refit.direct_seconds))
         try:

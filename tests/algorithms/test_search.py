@@ -16,7 +16,10 @@ from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRid
 from dkrr.errors import ConvergenceWarning, InputError, MemoryLimitError, StoreError
 from dkrr.estimators.search import edges
 from dkrr.features import Nystroem
+from dkrr.fitting import score_plans
+from dkrr.fitting.score_plans import plan_sweep
 from dkrr.kernels import RBF, BagOfWords
+from dkrr.linalg.giving_up import Watch
 from dkrr.linalg.training_sets import TrainingSetOperator
 from dkrr.planning.searches import PartOfFit
 from dkrr.selection import scoring
@@ -241,6 +244,64 @@ def test_a_last_fit_whose_iterations_would_take_longer_than_a_factorisation_is_s
     alone = KernelRidge(1e-4, **settings).fit(data.X, y)
     assert search.solve_result_.iterations == alone.solve_result_.iterations > 0
     assert_array_equal(search.predict(data.X_new), alone.predict(data.X_new))
+
+
+class Recorder(Watch):
+    """Gives nothing up, and notes the residual that it is asked about."""
+
+    def __call__(self, state, tol):
+        self.seen = [*getattr(self, "seen", []), state.history[-1].largest]
+
+
+@pytest.fixture
+def promising(monkeypatch):
+    """Conjugate gradient promises to be faster, as it may with thousands of rows, but is watched."""
+
+    def soon(*given):
+        yield from (replace(plan, seconds=1e-9) for plan in plan_sweep(*given))
+
+    monkeypatch.setattr(score_plans, "plan_sweep", soon)
+    monkeypatch.setattr(score_plans, "SURE_SPEEDUP", np.inf)
+    monkeypatch.setattr(score_plans, "MAX_PREFERRED_FACTOR_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("promising")
+@pytest.mark.parametrize("race", [False, True])
+@pytest.mark.parametrize("cv", [3, TimeSeriesSplit(3)], ids=["factors", "refits"])
+def test_scores_whose_iterations_would_take_longer_are_those_of_factors(monkeypatch, race, cv):
+    monkeypatch.setattr(scoring, "watch_until", lambda *_: Watch(factor_seconds=1e-9))
+    X = np.random.default_rng(0).uniform(0, 9, (250, 1))
+    y, alphas = np.sin(2 * X[:, 0]), np.geomspace(1e-11, 1e-9, 4)
+    settings = {"kernel": "rbf", "gamma": 1.0, "cv": cv, "early_stopping": race, "train_sizes": (0.5,)}
+    search, exact = (KernelRidgeCV(alphas, solver=solver, **settings).fit(X, y) for solver in ("auto", "cholesky"))
+    main = search.selection_plan_.main
+    assert main.method == exact.selection_plan_.main.method != "sweep" and len(main.curve) == len(main.parts) == 1
+    assert "iterations-given-up" in codes_of(main.reasons)
+    assert_array_equal(scores_of(search), scores_of(exact))
+    assert any(text.startswith("scores: conjugate gradient was given up") for text in search.solve_result_.messages)
+
+
+def test_only_scores_by_iterations_that_the_planner_chose_are_watched(tmp_path):
+    given = {"n_samples": 6000, "n_features": 20, "kernel": "rbf", "alphas": np.geomspace(1e-3, 10, 6), "cv": 5}
+    watched = dkrr.plan(**given).main
+    assert (
+        watched.method == "sweep" and watched.otherwise.method == "factors" and "watched" in codes_of(watched.reasons)
+    )
+    assert watched.peak_bytes >= watched.otherwise.peak_bytes
+    for more in ({"solver": "cg"}, {"store": str(tmp_path / "run")}, {"n_samples": 10**6, "memory_limit": "32GiB"}):
+        main = dkrr.plan(**(given | more)).main
+        assert main.method == "sweep" and main.otherwise is None and "watched" not in codes_of(main.reasons)
+
+
+@pytest.mark.usefixtures("promising")
+def test_a_race_is_not_given_up_for_lambda_that_will_have_lost(monkeypatch, data, y):
+    recorder = Recorder(1e9)
+    monkeypatch.setattr(scoring, "watch_until", lambda *_: recorder)
+    monkeypatch.setattr("dkrr.selection.sweep.EARLY", 0)
+    noisy, alphas = y + 0.5 * np.random.default_rng(1).standard_normal(len(y)), np.geomspace(1e-9, 100, 12)
+    search = KernelRidgeCV(alphas, kernel="rbf", refit=False).fit(data.X, noisy)
+    assert search.selection_plan_.method == "sweep"
+    assert search.cv_results_["residual"].max() > 0.1 > recorder.seen[-1]
 
 
 REQUESTED = {"form": "form-requested", "solver": "cg-requested"}

@@ -51,7 +51,7 @@ class IterativeMethod(SolvingMethod):
     def why(self, c: Strategy, p: Problem, candidates: Sequence[Strategy]) -> list[Reason]:
         details, found = c.details, [_why_iterative(p, c, candidates)]
         if c.otherwise is not None:
-            found.append(why_watched(c.otherwise))
+            found.append(why_watched("a factorisation", c.otherwise.summary(), c.otherwise.seconds))
         if c.execution == "memory":
             text = "in the calling process, since its threads are as fast as workers would be"
             found.append(Reason("threads-are-as-fast", text))
