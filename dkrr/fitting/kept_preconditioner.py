@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from dkrr.errors import StoreError, UnreachableStoreError
 from dkrr.fitting.costs.dual_cg_costs import is_worth_keeping
 from dkrr.fitting.growing_iterations import BeforeGrowth, read_before
+from dkrr.linalg import factor_rows
 from dkrr.linalg.factor_rows import KeptColumns
 from dkrr.linalg.pivoted_cholesky import FactorState, PivotedCholesky
 from dkrr.store import ChunkedArray, RunStore
@@ -140,28 +142,14 @@ class KeptPreconditioner:
             # Rows were cut for another number of workers: the columns before are written again, too.
             first, before = 0, None
             self._drop()
-        group = f"{FACTOR}/{first}-{stop}"
-        for name in (FACTOR, group):
-            self.store.create_group(name)
-        self.store.delete(group)  # of a run that was killed before it noted them
-        self.store.create_group(group)
-        width, itemsize = stop - first, np.dtype(factor.dtype).itemsize
-        height = max(1, COLUMN_CHUNK_BYTES // (itemsize * width))
-        arrays = [self._created(group, f"rows-{a}-{b}", (b - a, width), height) for a, b in factor.segments]
-        factor.write_columns(first, arrays)
-        self.write_bytes = factor.columns.n * width * itemsize / max(time.monotonic() - began, 1e-6)
-        square = state.pivot_factor[first:stop]
-        numbers = {
-            "index": state.index[first:, None].astype(np.float64),
-            "corner": square,
-            "left": state.residual_diagonal[:, None],
-        }
-        for name, values in numbers.items():
-            height = max(1, COLUMN_CHUNK_BYTES // (8 * values.shape[1]))
-            self._created(group, name, values.shape, height, "float64").fill(np.ascontiguousarray(values))
+        self.store.create_group(FACTOR)
+        cuts, n_bytes = [first, *(c for c in (factor_rows.HEAD_COLUMNS,) if first < c < stop), stop], 0
+        for cut in pairwise(cuts):
+            n_bytes += self._write_panel(*cut, state)
+        self.write_bytes = n_bytes / max(time.monotonic() - began, 1e-6)
         panels = [] if before is None else before["panels"]
         self._note = {
-            "panels": [*panels, [first, stop]],
+            "panels": [*panels, *map(list, pairwise(cuts))],
             "segments": [list(s) for s in factor.segments],
             "traces": [list(line) for line in state.traces],
             "round": state.round,
@@ -169,12 +157,31 @@ class KeptPreconditioner:
             "complete": is_complete,
         }
         self.store.set_note(FACTOR, self._note)
-        for a, b in panels[-1:]:
+        for a, b in [*panels[-1:], *pairwise(cuts)][:-1]:
             self.store.delete(f"{FACTOR}/{a}-{b}/left")
         self._begun, self.again_seconds, self._is_carried = time.monotonic(), 0.0, False
 
-    def _created(self, group: str, name: str, shape: tuple[int, ...], height: int, dtype: Any = None) -> ChunkedArray:
-        dtype = np.dtype(self.factor.dtype if dtype is None else dtype).name
+    def _write_panel(self, first: int, stop: int, state: FactorState) -> int:
+        """Write some columns, the first of F in float64; number of bytes."""
+        factor, group = self.factor, f"{FACTOR}/{first}-{stop}"
+        self.store.create_group(group)
+        self.store.delete(group)  # of a run that was killed before it noted them
+        self.store.create_group(group)
+        dtype, width = np.dtype(np.float64 if stop <= factor_rows.HEAD_COLUMNS else factor.dtype), stop - first
+        height = max(1, COLUMN_CHUNK_BYTES // (dtype.itemsize * width))
+        arrays = [self._created(group, f"rows-{a}-{b}", (b - a, width), height, dtype.name) for a, b in factor.segments]
+        factor.write_columns(first, arrays)
+        numbers = {
+            "index": state.index[first:stop, None].astype(np.float64),
+            "corner": state.pivot_factor[first:stop, :stop],
+            "left": state.residual_diagonal[:, None],
+        }
+        for name, values in numbers.items():
+            height = max(1, COLUMN_CHUNK_BYTES // (8 * values.shape[1]))
+            self._created(group, name, values.shape, height, "float64").fill(np.ascontiguousarray(values))
+        return factor.columns.n * width * dtype.itemsize
+
+    def _created(self, group: str, name: str, shape: tuple[int, ...], height: int, dtype: str) -> ChunkedArray:
         return self.store.create_array(f"{group}/{name}", shape, (min(height, shape[0]), shape[1]), dtype)
 
 

@@ -109,7 +109,7 @@ class DeviceRows:
 
 
 class FactorOnDevice:
-    """Rows of a partial factor F in float32: for every strip of rows, columns as they were added.
+    """Rows of a partial factor F: for every strip of rows, columns as they were added, the first ones in float64.
 
     Parameters
     ----------
@@ -128,24 +128,38 @@ class FactorOnDevice:
     def _clear(self) -> None:
         self.rank = 0
         self._parts: dict[int, list[DeviceArray]] = {cut.start: [] for cut in self.cuts()}
+        """Blocks of columns, none of which has both first ones and others."""
 
     def cuts(self) -> Iterator[slice]:
         """Strips of rows, each within one range on the device."""
         for cut in self._rows.cuts(self.start, self._stop):
             yield from _slices(cut, STRIP_ROWS)
 
-    def strips(self) -> Iterator[tuple[slice, DeviceArray]]:
-        """Rows of F a strip at a time, as they are stored."""
+    def strips(self) -> Iterator[tuple[slice, DeviceArray, DeviceArray]]:
+        """Rows of F a strip at a time, as they are stored: the first columns, and the others."""
         for cut in self.cuts():
-            yield cut, self._strip(cut)
+            yield cut, *self._strip(cut)
 
-    def _strip(self, cut: slice) -> DeviceArray:
+    def _wide(self, cut: slice) -> DeviceArray:
+        """Rows of F in float64."""
+        head, tail = self._strip(cut)
+        return self._device.xp.concat([head, self._device.cast(tail, "float64")], axis=1) if tail.shape[1] else head
+
+    def _strip(self, cut: slice) -> tuple[DeviceArray, DeviceArray]:
         parts = self._parts[cut.start]
         if not parts:
             raise LostRowsError(self._number)
-        if len(parts) > 1:
-            parts[:] = [self._device.xp.concat(parts, axis=1)]
-        return parts[0]
+        low = [part for part in parts if part.dtype != self._device.xp.float64]
+        high = parts[: len(parts) - len(low)]
+        joined = [one[0] if len(one) == 1 else self._device.xp.concat(one, axis=1) for one in (high, low) if one]
+        parts[:] = joined
+        return joined[0], joined[1] if low else joined[0][:, self.rank :]
+
+    def _stored(self, block: DeviceArray, first: int) -> list[DeviceArray]:
+        """Columns from a number on, as they are stored: the first ones of F, and others."""
+        n_head = max(0, min(factor_rows.HEAD_COLUMNS - first, int(block.shape[1])))
+        parts = [block[:, :n_head], self._device.cast(block[:, n_head:], "float32")]
+        return [part for part in parts if part.shape[1]]
 
     # Tasks, each with the meaning and the values of its function in `factor_rows`
 
@@ -155,21 +169,22 @@ class FactorOnDevice:
             self._clear()
         if self.rank != new.rank:
             raise LostRowsError(self._number)
-        device, squares, added = self._device, np.empty(self._stop - self.start), dict[int, DeviceArray]()
-        above, divide = device.array(new.above.astype(new.precision)), self._inverse(new.pivot_factor)
+        device, squares, added = self._device, np.empty(self._stop - self.start), dict[int, list[DeviceArray]]()
+        above, divide = device.array(new.above), self._inverse(new.pivot_factor)
         taken = self._rows.kernel.rows(np.asarray(new.taken), "float64")
         for cut in self.cuts():
             block, first = self._columns(cut, taken), 0
             for part in self._parts[cut.start]:  # not joined yet: each round adds one
                 stop = first + int(part.shape[1])
-                product = device.xp.matmul(device.cast(part, new.precision), above[:, first:stop].T)
-                block -= device.cast(product, "float64")
+                precision: Precision = "float64" if first < factor_rows.HEAD_COLUMNS else new.precision
+                right = device.cast(above[:, first:stop], precision).T
+                block -= device.cast(device.xp.matmul(device.cast(part, precision), right), "float64")
                 first = stop
             block = device.xp.matmul(block, divide)
             squares[cut.start - self.start : cut.stop - self.start] = device.host(device.xp.sum(block * block, axis=1))
-            added[cut.start] = device.cast(block, "float32")
-        for start, block in added.items():  # at the end, so that an error leaves F as it was
-            self._parts[start].append(block)
+            added[cut.start] = self._stored(block, self.rank)
+        for start, parts in added.items():  # at the end, so that an error leaves F as it was
+            self._parts[start] += parts
         self.rank += len(new.pivot_factor)
         return squares
 
@@ -186,7 +201,7 @@ class FactorOnDevice:
         for cut in self.cuts():
             if cut.stop > first:
                 block = self._device.xp.matmul(self._columns(cut, pivots), divide)
-                self._parts[cut.start] = [self._device.cast(block, "float32")]
+                self._parts[cut.start] = self._stored(block, 0)
         self.rank = len(lower)
 
     def _columns(self, cut: slice, taken: Prepared) -> DeviceArray:
@@ -205,12 +220,11 @@ class FactorOnDevice:
         device, precision, weights = self._device, given[1], weights_within(part, given[0])
         total = device.zeros((self.rank, self.rank))
         head = self.rank if precision == "float64" else min(factor_rows.HEAD_COLUMNS, self.rank)
-        for cut, strip in self.strips():
+        for cut, _, tail in self.strips():
             if weights[cut].any():  # the rows of one fold may be a few of all
-                v, wide = device.array(weights[cut, None]), device.cast(strip, "float64")
+                v, wide = device.array(weights[cut, None]), self._wide(cut)
                 total[:, :head] += device.xp.matmul(wide.T, wide[:, :head] * v)
                 if head < self.rank:
-                    tail = strip[:, head:]
                     product = device.xp.matmul(tail.T, tail * device.cast(v, precision))
                     total[head:, head:] += device.cast(product, "float64")
         return device.host(total)
@@ -224,10 +238,11 @@ class FactorOnDevice:
         if head < self.rank:
             low, sizes = rounded(vectors)
             low_right = device.array(low)
-        for cut, strip in self.strips():
-            total[:head, :] += device.xp.matmul(device.cast(strip[:, :head], "float64").T, right[cut, :])
+        for cut, first, tail in self.strips():
+            wide = first if low_right is not None else self._wide(cut)
+            total[:head, :] += device.xp.matmul(wide.T, right[cut, :])
             if low_right is not None:
-                product = device.xp.matmul(strip[:, head:].T, low_right[cut, :])
+                product = device.xp.matmul(tail.T, low_right[cut, :])
                 total[head:, :] += device.cast(product, "float64")
         found = device.host(total)
         found[head:] *= sizes
@@ -242,31 +257,33 @@ class FactorOnDevice:
         if head < self.rank:
             low, sizes = rounded(vectors[head:])
             low_right = device.array(low)
-        for cut, strip in self.strips():
+        for cut, first, tail in self.strips():
             here = out[cut.start - self.start : cut.stop - self.start]
-            here[...] = device.host(device.xp.matmul(device.cast(strip[:, :head], "float64"), right))
+            here[...] = device.host(device.xp.matmul(first if low_right is not None else self._wide(cut), right))
             if low_right is not None:
-                here += device.host(device.xp.matmul(strip[:, head:], low_right)) * sizes
+                here += device.host(device.xp.matmul(tail, low_right)) * sizes
         return out
 
     def square_rows(self, _: Meter, __: None) -> Array:
         """Squares of F summed over each row."""
         device = self._device
-        wide = (device.cast(strip, "float64") for _, strip in self.strips())
+        wide = (self._wide(cut) for cut in self.cuts())
         return np.concatenate([device.host(device.xp.sum(strip * strip, axis=1)) for strip in wide])
 
     def square_columns(self, _: Meter, weights: Array) -> Array:
         """Squares of F times v summed over its rows, of shape (r,)."""
         device, total = self._device, np.zeros(self.rank)
-        for cut, strip in self.strips():
-            wide = device.cast(strip, "float64")
+        for cut in self.cuts():
+            wide = self._wide(cut)
             total += device.host(device.xp.sum(wide * wide * device.array(weights[cut, None]), axis=0))
         return total
 
     def write(self, meter: Meter, new: tuple[int, Sequence[ChunkedArray]]) -> None:
         """Write the columns from a number on to an array."""
         first, array = new[0], new[1][self._number]
-        height, columns = array.chunks[0], slice(first, first + array.shape[1])
+        height, n_head = array.chunks[0], min(factor_rows.HEAD_COLUMNS, self.rank)
+        is_tail = first >= n_head  # an array has first columns or others, not both
+        columns = slice(first - is_tail * n_head, first - is_tail * n_head + array.shape[1])
         with meter.time("write"):
             for k in range(array.grid[0]):
                 top, bottom = self.start + k * height, min(self.start + (k + 1) * height, self._stop)
@@ -274,7 +291,8 @@ class FactorOnDevice:
                 for cut in self.cuts():
                     begin, end = max(cut.start, top), min(cut.stop, bottom)
                     if begin < end:
-                        parts.append(self._device.host(self._strip(cut)[begin - cut.start : end - cut.start, columns]))
+                        stored = self._strip(cut)[is_tail]
+                        parts.append(self._device.host(stored[begin - cut.start : end - cut.start, columns]))
                 meter.bytes_written += array.write((k, 0), np.ascontiguousarray(np.concatenate(parts)))
 
     def read(self, meter: Meter, kept: Sequence[KeptColumns]) -> None:
@@ -284,7 +302,7 @@ class FactorOnDevice:
         for cut in self.cuts():
             if cut.stop > read:
                 break
-            block = np.empty((cut.stop - cut.start, kept[-1].stop), np.float32)
+            block = np.empty((cut.stop - cut.start, kept[-1].stop))
             for one in kept:
                 for first_row, array in one.segments:
                     begin, end = max(first_row, cut.start), min(first_row + array.shape[0], cut.stop)
@@ -293,7 +311,7 @@ class FactorOnDevice:
                             found = array.read_rows(begin - first_row, end - first_row)
                         meter.bytes_read += found.nbytes
                         block[begin - cut.start : end - cut.start, one.first : one.stop] = found
-            self._parts[cut.start] = [self._device.array(block)]
+            self._parts[cut.start] = self._stored(self._device.array(block), 0)
         self.rank = kept[-1].stop if read >= self._stop else 0
 
 

@@ -24,9 +24,10 @@ FLOAT32_STRIP_ENTRIES = 2**21
 GRAM_ROWS, GRAM_COLUMNS = 2048, 512
 """Rows of F whose products with each other are summed in float32, and columns of such a sum."""
 HEAD_COLUMNS = 128
-"""First columns of F, whose products are in float64 where those of the others are in float32. They hold the largest
-eigenvalues, beside which float32 loses small shifts: what they leave of rows of molecules has a largest one that is 160
-times as small."""
+"""First columns of F, whose products are in float64 where those of the others are in float32, and which are kept with
+what rounding to float32 takes off them. They hold the largest eigenvalues, beside which float32 loses small shifts:
+what they leave of rows of molecules has a largest one that is 160 times as small, and rounded they would leave −6e-8 of
+the largest one of A."""
 
 
 class LostRowsError(Exception):
@@ -68,7 +69,7 @@ class FactorRows:
         return resident.get_or_create(
             self.run,
             ("factor", self.number),
-            lambda: RowsState(np.empty((self.stop - self.start, self.capacity), self.dtype)),
+            lambda: RowsState.empty(self.stop - self.start, self.capacity, self.dtype),
         )
 
 
@@ -77,7 +78,32 @@ class RowsState:
     """Rows of F in one process."""
 
     array: NDArray[Any]
+    rounding: NDArray[np.float32]
+    """What is missing of the first columns in `array` where that is in float32; else of no columns."""
     rank: int = 0
+
+    @classmethod
+    def empty(cls, n_rows: int, capacity: int, dtype: DTypeLike) -> "RowsState":
+        """Memory for F."""
+        n_head = 0 if np.dtype(dtype) == np.float64 else min(HEAD_COLUMNS, capacity)
+        return cls(np.empty((n_rows, capacity), dtype), np.empty((n_rows, n_head), np.float32))
+
+    def put(self, rows: slice, first: int, block: NDArray[Any]) -> None:
+        """Set columns of some rows, from a number on."""
+        stop = first + block.shape[1]
+        self.array[rows, first:stop] = block
+        n_head = min(self.rounding.shape[1], stop)
+        if first < n_head:
+            left = block[:, : n_head - first] - self.array[rows, first:n_head].astype(np.float64)
+            self.rounding[rows, first:n_head] = left
+
+    def head(self, rows: slice | NDArray[np.intp]) -> Array:
+        """First columns of some rows in float64."""
+        n_head = min(HEAD_COLUMNS, self.rank)
+        found = self.array[rows, :n_head].astype(np.float64)
+        if self.rounding.shape[1]:
+            found += self.rounding[rows, :n_head]
+        return found
 
     def stored_strips(self) -> Iterator[tuple[slice, NDArray[Any]]]:
         """Rows of F a strip at a time, as they are stored."""
@@ -98,6 +124,7 @@ class RowsState:
             if len(wide):
                 np.copyto(wide[: len(strip)], strip)
                 strip = wide[: len(strip)]
+                strip[:, :HEAD_COLUMNS] += self.rounding[rows, : self.rank]
             yield rows, strip
 
 
@@ -114,7 +141,7 @@ class NewColumns:
     pivot_factor: Array
     """Cholesky factor L of A − F Fᵀ among them, of shape (new, new)."""
     precision: Precision = "float64"
-    """Precision of the product of F with `above`; float32 needs an F that is stored so."""
+    """Precision of the product of F with `above` but for the first columns; float32 needs an F that is stored so."""
 
 
 def extend_rows(meter: Meter, rows: FactorRows, new: NewColumns) -> Array:
@@ -131,14 +158,15 @@ def extend_rows(meter: Meter, rows: FactorRows, new: NewColumns) -> Array:
             block = rows.columns.block(rows.numbers(where), new.taken)
         with meter.time("gemm"):
             if new.rank and low is not None:
+                blas.gemm(block, state.head(where), new.above[:, :HEAD_COLUMNS], transpose_b=True, alpha=-1.0, beta=1.0)
                 product = np.empty(block.shape, np.float32)
-                blas.gemm(product, strip, low, transpose_b=True)
+                blas.gemm(product, strip[:, HEAD_COLUMNS:], low[:, HEAD_COLUMNS:], transpose_b=True)
                 block -= product
             elif new.rank:
                 blas.gemm(block, strip, new.above, transpose_b=True, alpha=-1.0, beta=1.0)
         with meter.time("trsm"):
             blas.solve_lower_right(new.pivot_factor, block)
-        state.array[where, new.rank : new.rank + k] = block
+        state.put(where, new.rank, block)
         np.einsum("ij,ij->i", block, block, out=squares[where])
     state.rank = new.rank + k
     return squares
@@ -169,7 +197,7 @@ def gram_rows(meter: Meter, rows: FactorRows, part: slice, weights: tuple[Array,
     total = np.zeros((state.rank, state.rank))
     with meter.time("syrk"):
         if precision == "float32":
-            _add_low_gram(total, state.array[:, : state.rank], v[rows.start : rows.stop])
+            _add_low_gram(total, state, v[rows.start : rows.stop])
             return total
         for where, strip in state.strips():
             roots = np.sqrt(v[rows.numbers(where)])
@@ -179,21 +207,24 @@ def gram_rows(meter: Meter, rows: FactorRows, part: slice, weights: tuple[Array,
     return total
 
 
-def _add_low_gram(total: Array, factor: NDArray[Any], weights: Array) -> None:
+def _add_low_gram(total: Array, state: RowsState, weights: Array) -> None:
     """Add Fᵀ diag(v) F by products in float32, of a few rows each, but for the first columns, whose are in float64.
 
     What is above the diagonal is undefined.
     """
     used = np.flatnonzero(weights)  # the rows of one fold may be a few of all
-    head = min(HEAD_COLUMNS, len(total))
+    factor, head = state.array[:, : state.rank], min(HEAD_COLUMNS, len(total))
     for top in range(0, len(used), GRAM_ROWS):
         rows = used[top : top + GRAM_ROWS]
         lies_together = rows[-1] - rows[0] + 1 == len(rows)
         strip = factor[rows[0] : rows[-1] + 1] if lies_together else factor[rows]
-        right = strip[:, :head] * weights[rows, None]
+        first = state.head(rows)
+        right = first * weights[rows, None]
         for left in range(0, len(total), GRAM_COLUMNS):
             columns = slice(left, left + GRAM_COLUMNS)
-            blas.gemm(total[columns, :head], strip[:, columns].astype(np.float64), right, transpose_a=True, beta=1.0)
+            wide = strip[:, columns].astype(np.float64)
+            wide[:, : max(0, head - left)] = first[:, left:]
+            blas.gemm(total[columns, :head], wide, right, transpose_a=True, beta=1.0)
         for left in range(head, len(total), GRAM_COLUMNS):
             columns = slice(left, min(left + GRAM_COLUMNS, len(total)))
             product = np.empty((len(total) - left, columns.stop - left), factor.dtype)
@@ -215,7 +246,7 @@ def project_rows(meter: Meter, rows: FactorRows, vectors: tuple[Array, Precision
         here = v[rows.start : rows.stop]
         low, sizes = rounded(here)
         for where, strip in state.stored_strips():
-            blas.gemm(head, strip[:, :HEAD_COLUMNS].astype(np.float64), here[where], transpose_a=True, beta=1.0)
+            blas.gemm(head, state.head(where), here[where], transpose_a=True, beta=1.0)
             product = np.empty(tail.shape, np.float32)
             blas.gemm(product, strip[:, HEAD_COLUMNS:], low[where], transpose_a=True)
             tail += product
@@ -234,7 +265,7 @@ def expand_rows(meter: Meter, rows: FactorRows, vectors: tuple[Array, Precision]
             return out
         low, sizes = rounded(u[HEAD_COLUMNS:])
         for where, strip in state.stored_strips():
-            blas.gemm(out[where], strip[:, :HEAD_COLUMNS].astype(np.float64), u[:HEAD_COLUMNS])
+            blas.gemm(out[where], state.head(where), u[:HEAD_COLUMNS])
             product = np.empty((len(strip), u.shape[1]), np.float32)
             blas.gemm(product, strip[:, HEAD_COLUMNS:], low)
             out[where] += product * sizes
@@ -260,7 +291,7 @@ def complete_rows(meter: Meter, rows: FactorRows, pivots: tuple[int, Any, Array]
             block = rows.columns.block(slice(start, stop), taken)
         with meter.time("trsm"):
             blas.solve_lower_right(lower, block)
-        state.array[start - rows.start : stop - rows.start, : len(lower)] = block
+        state.put(slice(start - rows.start, stop - rows.start), 0, block)
     state.rank = len(lower)
 
 
@@ -295,13 +326,19 @@ class KeptColumns:
 
 
 def write_columns(meter: Meter, rows: FactorRows, new: tuple[int, Sequence[ChunkedArray]]) -> None:
-    """Task: write the columns from a number on to the array of these rows, one array for every segment."""
+    """Task: write the columns from a number on to the array of these rows, one array for every segment.
+
+    Arrays in float64 are for some of the first columns.
+    """
     first, arrays = new
     state, array = rows.state(), arrays[rows.number]
     height = array.chunks[0]
     with meter.time("write"):
         for k in range(array.grid[0]):
-            block = state.array[k * height : (k + 1) * height, first : first + array.shape[1]]
+            part = slice(k * height, (k + 1) * height)
+            block = state.array[part, first : first + array.shape[1]]
+            if np.dtype(array.dtype) != state.array.dtype:
+                block = state.head(part)[:, first : first + array.shape[1]]
             meter.bytes_written += array.write((k, 0), np.ascontiguousarray(block))
 
 
@@ -317,7 +354,7 @@ def read_columns(meter: Meter, rows: FactorRows, kept: Sequence[KeptColumns]) ->
             for start, stop in pairwise(cuts if begin < end else ()):
                 with meter.time("read"):
                     block = array.read_rows(start - first_row, stop - first_row)
-                state.array[start - rows.start : stop - rows.start, one.first : one.stop] = block
+                state.put(slice(start - rows.start, stop - rows.start), one.first, block)
                 meter.bytes_read += block.nbytes
     read = max(first_row + array.shape[0] for first_row, array in kept[-1].segments)
     state.rank = kept[-1].stop if read >= rows.stop else 0  # rows that are not complete are not taken for such

@@ -78,7 +78,7 @@ LOW_OVERHEAD = 1.3
 FLOAT32_TRACE_FRACTION = 1e-3
 """Smallest fraction of the trace not yet captured with which columns are added by products in float32."""
 FACTOR_DTYPE = np.float32
-"""Type of a factor that preconditions: rounding gives another factor, as good a preconditioner, of half the size."""
+"""Type of a factor that preconditions, but for its first columns: rounding of the others is below what they leave."""
 FACTOR_BYTES = np.dtype(FACTOR_DTYPE).itemsize
 
 
@@ -117,7 +117,7 @@ class PivotedCholesky:
         Factors of the diagonal by which pivots are drawn: the factor is to serve diag(c) A diag(c), for c² given here.
     seed : int
     dtype : dtype
-        Type in which F is stored; arithmetic is float64.
+        Type in which F is stored but for its first columns, which are in float64 in any case.
     """
 
     columns: ColumnSource
@@ -319,7 +319,7 @@ class PivotedCholesky:
         return vectors
 
     def _precision(self, wanted: Precision) -> Precision:
-        """Precision of products: float32 needs a factor that is stored so, and is for more columns than the first."""
+        """Precision of products: float32 needs a factor that is stored so, and is for the columns after the first."""
         return wanted if self.is_low and self.rank > factor_rows.HEAD_COLUMNS else "float64"
 
     def close(self) -> None:
@@ -348,13 +348,13 @@ class PivotedCholesky:
             return
         chosen = candidates[accepted]
         # Rounding to float32 is of the size of that of F itself, which is far below what is left.
-        is_large = self.is_low and self._residual_diagonal.sum() > FLOAT32_TRACE_FRACTION * self._first_diagonal.sum()
+        is_large = self._residual_diagonal.sum() > FLOAT32_TRACE_FRACTION * self._first_diagonal.sum()
         new = NewColumns(
             self.rank,
             taken[accepted],
             np.ascontiguousarray(above[accepted]),
             lower,
-            "float32" if is_large else "float64",
+            self._precision("float32" if is_large else "float64"),
         )
         record = self._safely(lambda: self._map(extend_rows, new))
         self._residual_diagonal -= np.concatenate([t.value for t in record.tasks])
@@ -377,8 +377,13 @@ class PivotedCholesky:
         return drawn[np.sort(np.unique(drawn, return_index=True)[1])]
 
     def _threshold(self) -> Array:
-        """Entries of the residual diagonal at or below which it is rounding, of shape (n,)."""
-        precision = float(np.finfo(np.dtype(self.dtype)).eps)
+        """Entries of the residual diagonal at or below which it is rounding, of shape (n,).
+
+        The first columns are in float64; of the others at most the largest part that these have left is rounded.
+        """
+        later = slice(factor_rows.HEAD_COLUMNS, None)
+        left = (self.pivot_factor.diagonal()[later] ** 2 / self._first_diagonal[self.index[later]]).max(initial=0.0)
+        precision = np.finfo(float).eps + left * np.finfo(np.dtype(self.dtype)).eps
         return np.asarray(10.0 * precision * self._first_diagonal)
 
     def _factor_at(self, taken: Any) -> Array:
@@ -475,10 +480,15 @@ def partial_apply_work(n: int, rank: int, n_columns: int, precision: Precision) 
     return Work(element_seconds=APPLY_SECONDS_PER_ENTRY[precision] * n * rank * n_columns)
 
 
+def factor_bytes(n: int, rank: int) -> int:
+    """Bytes of F, with what rounding takes off its first columns."""
+    return n * FACTOR_BYTES * (rank + min(rank, factor_rows.HEAD_COLUMNS))
+
+
 def factor_rows_bytes(n: int, rank: int, slots: int) -> int:
     """Memory of the rows of F of one slot, and of a strip in work."""
-    low, itemsize = min(rank, GRAM_COLUMNS) * (GRAM_ROWS + rank), np.dtype(FACTOR_DTYPE).itemsize
-    return itemsize * -(-n // slots) * rank + max(3 * 8 * max(FACTOR_STRIP_ENTRIES, 64 * rank), 4 * low)
+    low = min(rank, GRAM_COLUMNS) * (GRAM_ROWS + rank)
+    return factor_bytes(-(-n // slots), rank) + max(3 * 8 * max(FACTOR_STRIP_ENTRIES, 64 * rank), 4 * low)
 
 
 SPREAD = 1.2

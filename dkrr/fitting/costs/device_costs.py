@@ -22,7 +22,7 @@ from dkrr.kernels.device import PAIRS_AT_ONCE, n_leaves, refusal
 from dkrr.linalg.device_products import STRIP_ROWS
 from dkrr.linalg.fold_preconditioner import CAPACITANCE_FLOPS
 from dkrr.linalg.gram_products import GROUPS_PER_PLACE, Precision
-from dkrr.linalg.pivoted_cholesky import BLOCKS_TO_RANK, FACTOR_BYTES, MIN_BLOCK
+from dkrr.linalg.pivoted_cholesky import BLOCKS_TO_RANK, FACTOR_BYTES, MIN_BLOCK, factor_bytes
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import TRANSFER_BYTES, Gpu, Resources
 from dkrr.planning.strategy import Method, Strategy
@@ -117,7 +117,7 @@ class DeviceDual(IterativeDual):
         height = min(p.n, STRIP_ROWS)
         vectors = 4 * 8 * p.n * m + 4 * 8 * side * m
         # Strips of F that are joined or converted, columns from all pivots, and what small matrices are summed in.
-        factor = FACTOR_BYTES * (p.n + height) * rank + 24 * height * rank + 28 * rank**2
+        factor = factor_bytes(p.n + height, rank) + 24 * height * rank + 28 * rank**2
         factor += BUFFERS * 8 * height * rank + 8 * n_leaves(p.kernel) * rank * (p.d + 1)
         # Blocks and the growth of the factor are not at the same time, but the pool keeps arrays of both.
         return self._rows_bytes() + self._block_bytes(side) + vectors + (factor if rank else 0)
@@ -229,7 +229,7 @@ class DeviceDual(IterativeDual):
         (iterations, n_products), rank = self.counts(precision), self.rank
         loaded = 0 if site.holds_rows else p.stored_bytes
         checkpoint = 5 * 8 * p.n * s.n_columns if p.keeps_store and p.loss == "squared" else 0
-        factor_seconds, columns = self._factor_seconds(rank), FACTOR_BYTES * p.n * rank
+        factor_seconds, columns = self._factor_seconds(rank), factor_bytes(p.n, rank)
         if not p.keeps_store or not is_worth_keeping(factor_seconds, columns / site.rates.write_bytes):
             columns = 0
         active = self._product_seconds(s.n_active, precision, products)

@@ -29,7 +29,7 @@ from dkrr.linalg.gram_products import (
     calls_work,
 )
 from dkrr.linalg.pivoted_cholesky import (
-    FACTOR_BYTES,
+    factor_bytes,
     factor_rows_bytes,
     partial_apply_work,
     partial_factor_work,
@@ -232,7 +232,7 @@ class IterativeDual:
         x_read = Work(row_bytes=p.stored_bytes * (products.n_tiles + 1) / 2 if reads else 0.0)
         loaded = 0 if site.holds_rows or not products.keeps_rows else p.stored_bytes * site.place.n_workers
         checkpoint = 5 * 8 * p.n * s.n_columns if p.keeps_store and p.loss == "squared" else 0
-        factor, columns = Step("preconditioner", self._factor(self.rank), by="caller"), FACTOR_BYTES * p.n * self.rank
+        factor, columns = Step("preconditioner", self._factor(self.rank), by="caller"), factor_bytes(p.n, self.rank)
         small = small_matrix_work(p.n, self.rank, slots, precision)
         if not p.keeps_store or not is_worth_keeping(site.seconds([factor], 0), columns / site.rates.write_bytes):
             columns = 0
