@@ -136,8 +136,8 @@ class ScoringPlan(Reasoned):
         """
         return replace(self, reasons=(*self.reasons, reason))
 
-    def with_factors(self, reason: Reason) -> "ScoringPlan | None":
-        """Plan with the factors that take over from a sweep, and why; None if nothing does.
+    def with_factors(self, reason: Reason) -> "ScoringPlan":
+        """Plan with the factors that take over from a watched sweep, and why.
 
         Parameters
         ----------
@@ -146,11 +146,10 @@ class ScoringPlan(Reasoned):
 
         Returns
         -------
-        ScoringPlan or None
+        ScoringPlan
             Plan of the factors, with the same learning curve.
         """
-        if self.otherwise is None:
-            return None
+        assert self.otherwise is not None
         curve = self.sizes.n_folds * sum(part.seconds for part in self.parts)
         return replace(
             self.otherwise,

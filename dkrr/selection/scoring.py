@@ -399,7 +399,7 @@ def _scored(request: SelectionRequest, number: int, plan: ScoringPlan, whole: Co
         except GivenUpError as error:
             given_up = str(error)
         if given_up:  # outside of the handler, which keeps in memory what the iterations hold
-            plan = plan.with_factors(Reason(GIVEN_UP, given_up)) or plan
+            plan = plan.with_factors(Reason(GIVEN_UP, given_up))
             work, repairs = scored(), (given_up,)
         for text in repairs:
             progress.note(text)
