@@ -301,7 +301,7 @@ def test_a_race_is_not_given_up_for_lambda_that_will_have_lost(monkeypatch, data
     noisy, alphas = y + 0.5 * np.random.default_rng(1).standard_normal(len(y)), np.geomspace(1e-9, 100, 12)
     search = KernelRidgeCV(alphas, kernel="rbf", refit=False).fit(data.X, noisy)
     assert search.selection_plan_.method == "sweep"
-    assert search.cv_results_["residual"].max() > 0.1 > recorder.seen[-1]
+    assert search.cv_results_["residual"].max() > 0.1 > recorder.seen[len(recorder.seen) // 2]
 
 
 REQUESTED = {"form": "form-requested", "solver": "cg-requested"}
