@@ -24,10 +24,9 @@ FLOAT32_STRIP_ENTRIES = 2**21
 GRAM_ROWS, GRAM_COLUMNS = 2048, 512
 """Rows of F whose products with each other are summed in float32, and columns of such a sum."""
 HEAD_COLUMNS = 128
-"""First columns of F, whose products are in float64 where those of the others are in float32, and which are kept with
-what rounding to float32 takes off them. They hold the largest eigenvalues, beside which float32 loses small shifts:
-what they leave of rows of molecules has a largest one that is 160 times as small, and rounded they would leave −6e-8 of
-the largest one of A."""
+"""First columns of F, which are in float64 where the others are in float32. They hold the largest eigenvalues, beside
+which float32 loses small shifts: what they leave of rows of molecules has a largest one that is 160 times as small, and
+in float32 they would leave −6e-8 of the largest one of A."""
 
 
 class LostRowsError(Exception):
@@ -77,54 +76,62 @@ class FactorRows:
 class RowsState:
     """Rows of F in one process."""
 
-    array: NDArray[Any]
-    rounding: NDArray[np.float32]
-    """What is missing of the first columns in `array` where that is in float32; else of no columns."""
+    head: Array
+    """First columns, always in float64."""
+    tail: NDArray[Any]
+    """The others."""
+    whole: Array | None
+    """Both in one array where the others are in float64, too."""
     rank: int = 0
 
     @classmethod
     def empty(cls, n_rows: int, capacity: int, dtype: DTypeLike) -> "RowsState":
         """Memory for F."""
-        n_head = 0 if np.dtype(dtype) == np.float64 else min(HEAD_COLUMNS, capacity)
-        return cls(np.empty((n_rows, capacity), dtype), np.empty((n_rows, n_head), np.float32))
+        n_head = min(HEAD_COLUMNS, capacity)
+        if np.dtype(dtype) == np.float64:
+            whole = np.empty((n_rows, capacity))
+            return cls(whole[:, :n_head], whole[:, n_head:], whole)
+        return cls(np.empty((n_rows, n_head)), np.empty((n_rows, capacity - n_head), dtype), None)
 
     def put(self, rows: slice, first: int, block: NDArray[Any]) -> None:
         """Set columns of some rows, from a number on."""
-        stop = first + block.shape[1]
-        self.array[rows, first:stop] = block
-        n_head = min(self.rounding.shape[1], stop)
-        if first < n_head:
-            left = block[:, : n_head - first] - self.array[rows, first:n_head].astype(np.float64)
-            self.rounding[rows, first:n_head] = left
+        n_head = self.head.shape[1]
+        cut, start = max(0, min(n_head - first, block.shape[1])), max(0, first - n_head)
+        self.head[rows, first : first + cut] = block[:, :cut]
+        self.tail[rows, start : start + block.shape[1] - cut] = block[:, cut:]
 
-    def head(self, rows: slice | NDArray[np.intp]) -> Array:
-        """First columns of some rows in float64."""
-        n_head = min(HEAD_COLUMNS, self.rank)
-        found = self.array[rows, :n_head].astype(np.float64)
-        if self.rounding.shape[1]:
-            found += self.rounding[rows, :n_head]
-        return found
+    def columns(self, rows: slice, first: int, stop: int) -> NDArray[Any]:
+        """Columns of some rows as they are stored: first ones or others, not both where these are not in float64."""
+        n_head = self.head.shape[1]
+        if self.whole is not None:
+            return self.whole[rows, first:stop]
+        return self.head[rows, first:stop] if stop <= n_head else self.tail[rows, first - n_head : stop - n_head]
 
-    def stored_strips(self) -> Iterator[tuple[slice, NDArray[Any]]]:
+    def stored(self, rows: slice | NDArray[np.intp]) -> tuple[Array, NDArray[Any]]:
+        """First columns of some rows, and the others, as they are stored."""
+        n_head = self.head.shape[1]
+        return self.head[rows, : self.rank], self.tail[rows, : max(0, self.rank - n_head)]
+
+    def stored_strips(self) -> Iterator[tuple[slice, Array, NDArray[Any]]]:
         """Rows of F a strip at a time, as they are stored."""
         height = max(64, FLOAT32_STRIP_ENTRIES // max(self.rank, 1))
-        for start in range(0, len(self.array), height):
-            rows = slice(start, min(start + height, len(self.array)))
-            yield rows, self.array[rows, : self.rank]
+        for start in range(0, len(self.head), height):
+            rows = slice(start, min(start + height, len(self.head)))
+            yield rows, *self.stored(rows)
 
     def strips(self) -> Iterator[tuple[slice, Array]]:
         """Rows of F a strip at a time, in float64."""
         height = max(64, FACTOR_STRIP_ENTRIES // max(self.rank, 1))
         # One buffer for all: on a Dask worker, memory that is released returns to the system, and costs as much as the
         # product to get again.
-        wide = np.empty((0 if self.array.dtype == np.float64 else min(height, len(self.array)), self.rank))
-        for start in range(0, len(self.array), height):
-            rows = slice(start, min(start + height, len(self.array)))
-            strip = self.array[rows, : self.rank]
-            if len(wide):
-                np.copyto(wide[: len(strip)], strip)
-                strip = wide[: len(strip)]
-                strip[:, :HEAD_COLUMNS] += self.rounding[rows, : self.rank]
+        wide = np.empty((min(height, len(self.head)) if self.whole is None else 0, self.rank))
+        for start in range(0, len(self.head), height):
+            rows = slice(start, min(start + height, len(self.head)))
+            if self.whole is None:
+                strip = wide[: rows.stop - start]
+                np.concatenate(self.stored(rows), axis=1, out=strip)
+            else:
+                strip = self.whole[rows, : self.rank]
             yield rows, strip
 
 
@@ -152,18 +159,20 @@ def extend_rows(meter: Meter, rows: FactorRows, new: NewColumns) -> Array:
     k = len(new.pivot_factor)
     squares = np.empty(rows.stop - rows.start)
     state.rank = new.rank
-    low = new.above.astype(np.float32) if new.precision == "float32" else None
-    for where, strip in state.strips() if low is None else state.stored_strips():
+    n_head = min(HEAD_COLUMNS, new.rank)
+    low = new.above[:, n_head:].astype(np.float32)
+    strips = ((where, strip, None) for where, strip in state.strips())
+    for where, first, others in strips if new.precision == "float64" else state.stored_strips():
         with meter.time("gram"):
             block = rows.columns.block(rows.numbers(where), new.taken)
         with meter.time("gemm"):
-            if new.rank and low is not None:
-                blas.gemm(block, state.head(where), new.above[:, :HEAD_COLUMNS], transpose_b=True, alpha=-1.0, beta=1.0)
+            if new.rank:
+                above = new.above[:, : first.shape[1]]
+                blas.gemm(block, first, above, transpose_b=True, alpha=-1.0, beta=1.0)
+            if others is not None and others.shape[1]:
                 product = np.empty(block.shape, np.float32)
-                blas.gemm(product, strip[:, HEAD_COLUMNS:], low[:, HEAD_COLUMNS:], transpose_b=True)
+                blas.gemm(product, others, low, transpose_b=True)
                 block -= product
-            elif new.rank:
-                blas.gemm(block, strip, new.above, transpose_b=True, alpha=-1.0, beta=1.0)
         with meter.time("trsm"):
             blas.solve_lower_right(new.pivot_factor, block)
         state.put(where, new.rank, block)
@@ -213,24 +222,20 @@ def _add_low_gram(total: Array, state: RowsState, weights: Array) -> None:
     What is above the diagonal is undefined.
     """
     used = np.flatnonzero(weights)  # the rows of one fold may be a few of all
-    factor, head = state.array[:, : state.rank], min(HEAD_COLUMNS, len(total))
     for top in range(0, len(used), GRAM_ROWS):
         rows = used[top : top + GRAM_ROWS]
         lies_together = rows[-1] - rows[0] + 1 == len(rows)
-        strip = factor[rows[0] : rows[-1] + 1] if lies_together else factor[rows]
-        first = state.head(rows)
-        right = first * weights[rows, None]
-        for left in range(0, len(total), GRAM_COLUMNS):
-            columns = slice(left, left + GRAM_COLUMNS)
-            wide = strip[:, columns].astype(np.float64)
-            wide[:, : max(0, head - left)] = first[:, left:]
-            blas.gemm(total[columns, :head], wide, right, transpose_a=True, beta=1.0)
-        for left in range(head, len(total), GRAM_COLUMNS):
-            columns = slice(left, min(left + GRAM_COLUMNS, len(total)))
-            product = np.empty((len(total) - left, columns.stop - left), factor.dtype)
-            low = np.multiply(strip[:, columns], weights[rows, None], dtype=factor.dtype)
-            blas.gemm(product, strip[:, left:], low, transpose_a=True)
-            total[left:, columns] += product
+        head, tail = state.stored(slice(rows[0], rows[-1] + 1) if lies_together else rows)
+        right, n_head = head * weights[rows, None], head.shape[1]
+        blas.gemm(total[:n_head, :n_head], head, right, transpose_a=True, beta=1.0)
+        below, across = total[n_head:, :n_head], total[n_head:, n_head:]
+        for left in range(0, tail.shape[1], GRAM_COLUMNS):
+            columns = slice(left, min(left + GRAM_COLUMNS, tail.shape[1]))
+            blas.gemm(below[columns], tail[:, columns].astype(np.float64), right, transpose_a=True, beta=1.0)
+            product = np.empty((tail.shape[1] - left, columns.stop - left), tail.dtype)
+            low = np.multiply(tail[:, columns], weights[rows, None], dtype=tail.dtype)
+            blas.gemm(product, tail[:, left:], low, transpose_a=True)
+            across[left:, columns] += product
 
 
 def project_rows(meter: Meter, rows: FactorRows, vectors: tuple[Array, Precision]) -> Array:
@@ -245,10 +250,10 @@ def project_rows(meter: Meter, rows: FactorRows, vectors: tuple[Array, Precision
             return total
         here = v[rows.start : rows.stop]
         low, sizes = rounded(here)
-        for where, strip in state.stored_strips():
-            blas.gemm(head, state.head(where), here[where], transpose_a=True, beta=1.0)
+        for where, first, others in state.stored_strips():
+            blas.gemm(head, first, here[where], transpose_a=True, beta=1.0)
             product = np.empty(tail.shape, np.float32)
-            blas.gemm(product, strip[:, HEAD_COLUMNS:], low[where], transpose_a=True)
+            blas.gemm(product, others, low[where], transpose_a=True)
             tail += product
         tail *= sizes
     return total
@@ -264,10 +269,10 @@ def expand_rows(meter: Meter, rows: FactorRows, vectors: tuple[Array, Precision]
                 blas.gemm(out[where], strip, u)
             return out
         low, sizes = rounded(u[HEAD_COLUMNS:])
-        for where, strip in state.stored_strips():
-            blas.gemm(out[where], state.head(where), u[:HEAD_COLUMNS])
-            product = np.empty((len(strip), u.shape[1]), np.float32)
-            blas.gemm(product, strip[:, HEAD_COLUMNS:], low)
+        for where, first, others in state.stored_strips():
+            blas.gemm(out[where], first, u[:HEAD_COLUMNS])
+            product = np.empty((len(others), u.shape[1]), np.float32)
+            blas.gemm(product, others, low)
             out[where] += product * sizes
     return out
 
@@ -336,9 +341,7 @@ def write_columns(meter: Meter, rows: FactorRows, new: tuple[int, Sequence[Chunk
     with meter.time("write"):
         for k in range(array.grid[0]):
             part = slice(k * height, (k + 1) * height)
-            block = state.array[part, first : first + array.shape[1]]
-            if np.dtype(array.dtype) != state.array.dtype:
-                block = state.head(part)[:, first : first + array.shape[1]]
+            block = state.columns(part, first, first + array.shape[1])
             meter.bytes_written += array.write((k, 0), np.ascontiguousarray(block))
 
 

@@ -481,7 +481,7 @@ def partial_apply_work(n: int, rank: int, n_columns: int, precision: Precision) 
 
 
 def factor_bytes(n: int, rank: int) -> int:
-    """Bytes of F, with what rounding takes off its first columns."""
+    """Bytes of F, whose first columns are in float64."""
     return n * FACTOR_BYTES * (rank + min(rank, factor_rows.HEAD_COLUMNS))
 
 
