@@ -324,8 +324,8 @@ def multiplied_dual(p: Problem, r: Resources, method: Method) -> Iterator[Strate
         best = min(range(len(ranks)), key=lambda k: (not alone[k].fits, alone[k].seconds))
         near = ranks[max(0, best - 1) : best + 2]
     found = candidates(sites, precisions, near, KEPT_FRACTIONS)
-    if p.n_folds > 1 and len(near) > 1:
-        # Where memory is short, a rank between those: iterations for folds take far longer than a factor.
+    if len(near) > 1:
+        # Where memory is short, a rank between those: the next one may not fit, or only with small tiles.
         highest = {c.details.rank_limit for c in found if c.fits and c.details.products.kept_tiles == 0} - set(near)
         found += candidates(sites, precisions, sorted(highest), least)
     if settings.rank is None and ranks[0] and not any(c.fits for c in found):
