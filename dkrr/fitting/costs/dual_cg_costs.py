@@ -64,6 +64,8 @@ RANK_GROWTH, RANK_GROWTH_OF_FOLDS = 2.0, 1.45
 """Highest rank over the expected one that the spectrum found may lead to, in a fit and with the folds of a search.
 These have some ten small matrices of this size. 12,000 rows of QM9 take the same time with 2,000 to 3,300 columns;
 5,000 take 1.1 times as long with a factor of 1.25 as with one of 1.5."""
+MORE_CYCLES_OF_FOLDS = 1
+"""Cycles in float32 beside those of one fit, since some of its many columns need one more (measured: 1 or 2)."""
 WORTH = 10.0
 """Times that computing a preconditioner's columns takes as long as writing them, from which on a store keeps them: the
 preconditioner is at most a third of most fits, so that this is at most 3 % of their time."""
@@ -201,7 +203,8 @@ class IterativeDual:
             return iterations, 1
         size = 1.0 if self.problem.kernel.has_unit_diagonal else max(1.0, self.problem.facts.spectrum.largest)
         noise = noise_of_products(self.problem.n, size, shift)
-        return iterations_in_low_precision(iterations, noise), cycles_in_low_precision(s.tol, noise)
+        more = MORE_CYCLES_OF_FOLDS if self.problem.n_folds > 1 else 0
+        return iterations_in_low_precision(iterations, noise), cycles_in_low_precision(s.tol, noise) + more
 
     def strategy(self, method: Method, precision: Precision, fraction: float) -> Strategy:
         """Candidate with tiles in a fraction of the memory that is left for them."""
