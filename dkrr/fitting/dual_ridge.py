@@ -355,7 +355,7 @@ class IteratedDual(DualRidge):
         if "factor" not in self._kept:
             is_enough = pivot_rule(plan, min(plan.problem.alphas), plan.problem.tol)
             self._kept["factor"] = self.matrix.partial_factor(importance, pivots_of(plan), is_enough)
-        with self._context.progress.stage("preconditioner", 1.0, detail="its small matrices"):
+        with self._context.progress.measured("preconditioner"):
             return LowRank(self._kept["factor"], shift, self.scale, self.matrix.is_mixed)
 
 

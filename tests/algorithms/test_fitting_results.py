@@ -1,6 +1,7 @@
 """What a fit reports: norms against arithmetic of 180 digits, residuals, stages; and the range of its data."""
 
 import gc
+import time
 from pathlib import Path
 
 import dask
@@ -20,6 +21,7 @@ from dkrr.fitting.data import TrainingData
 from dkrr.fitting.results import function_norms
 from dkrr.kernels import RBF, Polynomial, Precomputed
 from dkrr.linalg import refinement as refining
+from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.square import ONE_TILE
 from dkrr.linalg.substitution import threads_at_once
 from dkrr.planning import iterations_first
@@ -178,6 +180,20 @@ def test_stages_have_one_name_in_the_plan_and_in_the_result_and_are_shown_once(
     assert ("checking symmetry" in measured) == (kind == "precomputed")
     assert sum(measured.values()) <= model.solve_result_.seconds
     assert capsys.readouterr().err.count("true residual") == ("true residual" in measured)
+
+
+def test_the_stage_of_the_preconditioner_has_its_pivots_and_its_small_matrices(monkeypatch):
+    for name in ("grow", "gram"):
+        work = getattr(PivotedCholesky, name)
+
+        def slow(*given, work=work):
+            time.sleep(0.1)
+            return work(*given)
+
+        monkeypatch.setattr(PivotedCholesky, name, slow)
+    model = KernelRidge(0.5, solver=ConjugateGradient(RPCholesky(5))).fit(ROWS, ROWS[:, 0])
+    (stage,) = (one for one in model.solve_result_.stages if one.name == "preconditioner")
+    assert stage.seconds >= 0.2
 
 
 def test_the_text_of_a_result_is_that_of_the_golden_file(golden):
