@@ -121,10 +121,7 @@ def test_columns_that_are_kept_serve_here_and_there_and_for_more_rows(tmp_path, 
         second = factor(there())
         assert KeptPreconditioner(store, second, 1e9).load() is True
     assert_array_equal(second.index, first.index)
-    if isinstance(second.executor, DeviceExecutor):
-        assert_array_equal(rows_of(second), rows_of(first))
-    else:  # here the first columns have two numbers of float32, of 48 bits together
-        assert_allclose(rows_of(second), rows_of(first), rtol=2**-47, atol=1e-14)
+    assert_array_equal(rows_of(second), rows_of(first))
     more = np.vstack([X, random(40, 3, seed=9)])
     grown, state = factor(there(), rows=more), first.state()
     grown.restore_columns(kept_columns(store), state)
