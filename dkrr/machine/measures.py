@@ -7,8 +7,8 @@ it may hold one array as large as its result, or one that is as many times large
 """
 
 import os
+import threading
 import time
-import tracemalloc
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +28,7 @@ from dkrr.errors import DkrrError
 from dkrr.kernels import CallableKernel, Kernel
 from dkrr.kernels.columns import Columns, Compound
 from dkrr.kernels.custom import FunctionCost
-from dkrr.limits import peak_resident_bytes, reset_peak, resident_bytes
+from dkrr.limits import peak_resident_bytes, release_free_memory, reset_peak, resident_bytes
 from dkrr.linalg.gram_products import Precision
 from dkrr.linalg.sources import cut_tile
 from dkrr.planning.facts import EntrySeconds
@@ -201,6 +201,8 @@ def _timed(function: Callable[[], None], clock: Callable[[], float] = time.perf_
 
 _known: dict[Any, Any] = {}
 """Measurements by kernel or function, and width and size of the rows; None: it failed."""
+_measuring = threading.RLock()
+"""Fits in other threads wait: two measurements would share the cores and count each other's memory."""
 
 
 def with_measured_kernel(problem: Problem, rows: Rows | None) -> Problem:
@@ -243,11 +245,12 @@ def _rows_to_measure(problem: Problem, rows: Rows | None) -> Any:
 def _remembered(key: Any, X: Any, measure: Callable[..., T | None], *arguments: Any) -> T | None:
     """Result of a measurement with rows like X, of now or of an earlier plan."""
     key = (key, X.shape, str(X.dtype), 0 if isinstance(X, np.ndarray) else X.nnz)
-    if key not in _known:
-        if len(_known) >= MAX_KNOWN:
-            _known.clear()
-        _known[key] = measure(*arguments)
-    found: T | None = _known[key]
+    with _measuring:
+        if key not in _known:
+            if len(_known) >= MAX_KNOWN:
+                _known.clear()
+            _known[key] = measure(*arguments)
+        found: T | None = _known[key]
     return found
 
 
@@ -307,10 +310,10 @@ def measure(function: Callable[[Any, Any], Any], X: Any, Y: Any) -> FunctionCost
         with blas.one_thread():
             function(X[:side], Y[:side])
             while True:
+                peak = min(_peak_bytes(function, X[:side], Y[:side]) for _ in range(2))
                 begun = time.perf_counter()
                 function(X[:side], Y[:side])
                 seconds = time.perf_counter() - begun
-                peak = _peak_bytes(function, X[:side], Y[:side])
                 if side >= most or seconds > MAX_FUNCTION_SECONDS or peak > MAX_FUNCTION_BYTES:
                     break
                 side, before = min(2 * side, most), (side, peak)
@@ -324,17 +327,13 @@ def measure(function: Callable[[Any, Any], Any], X: Any, Y: Any) -> FunctionCost
 
 
 def _peak_bytes(function: Callable[[Any, Any], Any], X: Any, Y: Any) -> int:
-    """Most memory of one call: what Python and NumPy allocate, or what the process grows by if that is more."""
-    is_traced = tracemalloc.is_tracing()  # by the user, whose peak must stay
-    if not is_traced:
-        tracemalloc.start()
-    try:
-        reset_peak()
-        held = resident_bytes()
-        result = function(X, Y)
-        grown = peak_resident_bytes() - held
-        traced = 0 if is_traced else tracemalloc.get_traced_memory()[1]
-    finally:
-        if not is_traced:
-            tracemalloc.stop()
-    return max(grown, traced, int(result.nbytes))
+    """What the process grows by during one call; at least the result and one temporary array as large.
+
+    tracemalloc would count small blocks, too, but before Python 3.12.9 starting and stopping it ends the process if
+    another thread allocates memory at that moment (https://github.com/python/cpython/issues/128679).
+    """
+    release_free_memory()  # what the call takes of it would not be seen
+    reset_peak()
+    held = resident_bytes()
+    result = function(X, Y)
+    return max(peak_resident_bytes() - held, 2 * int(result.nbytes))

@@ -1,6 +1,7 @@
 """Kernels are measured before the plan, which counts what they take: users' functions, and all that could decide."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import dask
@@ -63,7 +64,7 @@ def test_memory_of_a_function(function, entry, row):
     kernel = CallableKernel(function)
     cost = measure(kernel.values, X[:MAX_ROWS], X[MAX_ROWS : 2 * MAX_ROWS])
     assert 32 <= cost.rows <= MAX_ROWS and cost.seconds > 0
-    assert 0.98 * entry <= cost.entry_bytes <= 1.6 * entry + 8
+    assert 0.9 * entry <= cost.entry_bytes <= 1.6 * entry + 8
     assert row * 0.9 <= cost.row_bytes <= 1.6 * row + 2000
 
 
@@ -82,7 +83,7 @@ def test_fits_keep_the_promise(solver):
 def test_functions_in_sums_and_of_columns_are_measured_too():
     kernel = RBF(gamma=0.1) + 2.0 * Columns(CallableKernel(differences), [0, 1, 2])
     (found,) = plan(X, y, kernel=kernel).problem.kernel.functions
-    assert 0.98 * 3 * 16 <= found.cost.entry_bytes <= 1.6 * 3 * 16
+    assert 0.9 * 3 * 16 <= found.cost.entry_bytes <= 1.6 * 3 * 16
     assert found == CallableKernel(differences) and found.to_dict() == CallableKernel(differences).to_dict()
 
 
@@ -92,6 +93,25 @@ def test_a_function_is_measured_once():
     calls, function.calls = function.calls, 0  # as before the first plan: what a function holds belongs to it
     plan(X, y, kernel=function)
     assert function.calls <= calls and calls > 0
+
+
+running, together = [], []
+
+
+def alone(X, Y):
+    running.append(0)
+    together.append(len(running))
+    time.sleep(0.01)
+    running.pop()
+    return products(X, Y)
+
+
+def test_fits_in_two_threads_do_not_measure_together():
+    """They would count each other's memory."""
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda f: plan(X, y, kernel=f), (alone, lambda A, B: alone(A, B))))
+    assert len(together) > 4 and max(together) == 1
+    assert all("was measured on a block of" in str(p) for p in found)
 
 
 def test_rows_that_would_have_to_be_computed_or_are_few_are_not_measured_with():
