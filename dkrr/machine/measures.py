@@ -302,10 +302,12 @@ def _with_costs(kernel: Kernel, X: Any, Y: Any) -> Kernel:
 def measure(function: Callable[[Any, Any], Any], X: Any, Y: Any) -> FunctionCost | None:
     """Time and memory of a function of two blocks of rows; None if it fails.
 
-    Blocks double until one takes long. The memory of the last two, P = a m² + 2 b m, separates what grows with the
-    entries from what grows with the rows.
+    Blocks double until one takes long. The memory of two, P = a m² + 2 b m, separates what grows with the entries from
+    what grows with the rows. The process may grow by more than a call needs at once, since what it frees need not fit
+    what comes next: of the smaller blocks the one counts by which a is largest.
     """
     most, side = min(MAX_ROWS, X.shape[0], Y.shape[0]), min(FIRST_ROWS, X.shape[0], Y.shape[0])
+    smaller = list[tuple[int, int]]()
     try:
         with blas.one_thread():
             function(X[:side], Y[:side])
@@ -316,12 +318,12 @@ def measure(function: Callable[[Any, Any], Any], X: Any, Y: Any) -> FunctionCost
                 seconds = time.perf_counter() - begun
                 if side >= most or seconds > MAX_FUNCTION_SECONDS or peak > MAX_FUNCTION_BYTES:
                     break
-                side, before = min(2 * side, most), (side, peak)
+                smaller.append((side, peak))
+                side = min(2 * side, most)
     except (DkrrError, MemoryError):
         return None
-    small, less = before if side > FIRST_ROWS else (side, peak)
-    per_entry = (peak / side - less / small) / (side - small) if side > small else peak / side**2
-    per_entry = max(per_entry, 8.0)  # the result
+    found = [(peak / side - less / m) / (side - m) for m, less in smaller[-2:]]
+    per_entry = max([8.0, *(found or [peak / side**2])])  # the result takes 8
     per_row = max(0.0, (peak - per_entry * side**2) / (2 * side))
     return FunctionCost(seconds / side**2, per_entry, per_row, side)
 

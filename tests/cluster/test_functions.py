@@ -1,5 +1,8 @@
 """Kernels are measured before the plan, which counts what they take: users' functions, and all that could decide."""
 
+import json
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -56,16 +59,31 @@ class Views:
         return self.all[: len(X), : len(Y)]
 
 
-@pytest.mark.parametrize(
-    ("function", "entry", "row"),
-    [(products, 8, 0), (differences, 16 * D, 0), (with_wide_rows, 8, 800 * D), (Views(), 8, 0)],
-)
-def test_memory_of_a_function(function, entry, row):
-    kernel = CallableKernel(function)
-    cost = measure(kernel.values, X[:MAX_ROWS], X[MAX_ROWS : 2 * MAX_ROWS])
-    assert 32 <= cost.rows <= MAX_ROWS and cost.seconds > 0
-    assert 0.9 * entry <= cost.entry_bytes <= 1.6 * entry + 8
-    assert row * 0.9 <= cost.row_bytes <= 1.6 * row + 2000
+def measured(name):
+    """Cost of one of the functions above."""
+    kernel = CallableKernel({"views": Views()}.get(name, globals().get(name)))
+    return measure(kernel.values, X[:MAX_ROWS], X[MAX_ROWS : 2 * MAX_ROWS])
+
+
+ENTRY, ROW = {"products": 8, "differences": 16 * D, "with_wide_rows": 8, "views": 8}, {"with_wide_rows": 800 * D}
+
+
+def test_memory_of_a_function():
+    """In a new process: in this one earlier tests left free memory in pieces, in which arrays find no place."""
+    code = f"from {__name__} import *\nprint([[c.entry_bytes, c.row_bytes, c.rows] for c in map(measured, ENTRY)])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    for name, (entry, row, rows) in zip(ENTRY, json.loads(done.stdout), strict=True):
+        assert 32 <= rows <= MAX_ROWS, name
+        assert 0.9 * ENTRY[name] <= entry <= 1.2 * ENTRY[name] + 8, name
+        assert 0.9 * ROW.get(name, 0) <= row <= 1.2 * ROW.get(name, 0) + 2000, name
+
+
+@pytest.mark.parametrize("name", ENTRY)
+def test_memory_of_a_function_is_hardly_underestimated(name):
+    cost = measured(name)
+    assert cost.seconds > 0
+    assert cost.entry_bytes >= 0.85 * ENTRY[name]
+    assert cost.entry_bytes + 2 * cost.row_bytes / cost.rows >= 0.9 * (ENTRY[name] + 2 * ROW.get(name, 0) / cost.rows)
 
 
 @pytest.mark.parametrize("solver", ["cholesky", "cg"])
@@ -83,7 +101,7 @@ def test_fits_keep_the_promise(solver):
 def test_functions_in_sums_and_of_columns_are_measured_too():
     kernel = RBF(gamma=0.1) + 2.0 * Columns(CallableKernel(differences), [0, 1, 2])
     (found,) = plan(X, y, kernel=kernel).problem.kernel.functions
-    assert 0.9 * 3 * 16 <= found.cost.entry_bytes <= 1.6 * 3 * 16
+    assert found.cost.entry_bytes >= 0.85 * 3 * 16
     assert found == CallableKernel(differences) and found.to_dict() == CallableKernel(differences).to_dict()
 
 
