@@ -93,11 +93,11 @@ def choosing(among: Callable[[list[Strategy]], list[Strategy]]) -> Iterator[None
 
     original = planner._cheapest
 
-    def cheapest(fitting: list[Strategy]) -> Strategy:
+    def cheapest(fitting: list[Strategy], resources: Resources) -> Strategy:
         chosen = among(fitting)
         if not chosen:
             raise LookupError(f"no such candidate among {len(fitting)}: {sorted({c.summary() for c in fitting})}")
-        return original(chosen)
+        return original(chosen, resources)
 
     with mock.patch.object(planner, "_cheapest", cheapest):
         yield

@@ -103,11 +103,15 @@ def kernel_of(p: Problem) -> str:
 def rejection(rejected: Strategy, chosen: Strategy) -> str:
     """Why a candidate is not the plan."""
     ratio = rejected.seconds / max(chosen.seconds, 1e-9)
-    compared = (
-        f"slower, {f'{ratio:.2f}' if ratio < 1.095 else f'{ratio:.2g}' if ratio < 99.5 else f'{ratio:,.0f}'} × the time"
-        if ratio > 1.03
-        else "not faster, and moves more bytes"
-    )
+    if ratio > 1.03:
+        times = f"{ratio:.2f}" if ratio < 1.095 else f"{ratio:.2g}" if ratio < 99.5 else f"{ratio:,.0f}"
+        compared = f"slower, {times} × the time"
+    else:
+        compared = "about as fast"
+        if rejected.disk_bytes > chosen.disk_bytes:
+            compared += ", and needs more disk"
+        elif rejected.read_bytes > chosen.read_bytes:
+            compared += ", and reads more"
     cost = f"about {format_seconds(rejected.seconds)}, {format_bytes(rejected.peak_bytes)} per process"
     return f"{rejected.summary()}: {rejected.refused or compared} ({cost})"
 

@@ -25,8 +25,7 @@ MIN_COMPARED_SECONDS = 60.0
 """Work in memory below this is not compared with tiles on disk, which are slower: to price those takes 0.1 s."""
 
 EQUAL_TIME = 1.03
-"""Ratio of projected times below which they count as equal; the disk decides then, and after it the bytes that are
-read."""
+"""Ratio of projected times below which they count as equal; the disk decides then."""
 MORE_DISK = 1.25
 """Ratio of disk space below which it counts as equal."""
 
@@ -89,7 +88,7 @@ def choose(methods: Sequence[Method], problem: Problem, resources: Resources, dr
     fitting = candidates if len(candidates) == 1 else [c for c in candidates if not c.refused]
     if not fitting or fitting[0].refused:
         _refuse(methods, candidates, problem, resources)
-    cheapest = _cheapest(fitting)
+    cheapest = _cheapest(fitting, resources)
     is_complete = cheapest.method.is_direct and not problem.folds_are_fitted
     keeps = problem.n_kept_rows > 0 and cheapest.form == "dual" and cheapest.method.factors_matrix
     grows = keeps and problem.n_kept_rows < problem.n
@@ -108,14 +107,18 @@ def choose(methods: Sequence[Method], problem: Problem, resources: Resources, dr
     )
 
 
-def _cheapest(fitting: list[Strategy]) -> Strategy:
-    """Fastest; among those about as fast the one that needs least disk, then the one that reads least."""
+def _cheapest(fitting: list[Strategy], resources: Resources) -> Strategy:
+    """Fastest; among those about as fast the fastest of those that need least disk.
+
+    Where several machines share the store, whose rate is least certain, it is the one of those that reads least.
+    """
     if len(fitting) == 1:  # as where the first that is priced is as fast as any
         return fitting[0]
     fastest = min(c.seconds for c in fitting)
     equals = [c for c in fitting if c.seconds <= EQUAL_TIME * fastest]
     least_disk = min(c.disk_bytes for c in equals)
-    return min((c for c in equals if c.disk_bytes <= MORE_DISK * least_disk), key=lambda c: (c.read_bytes, c.seconds))
+    equals = [c for c in equals if c.disk_bytes <= MORE_DISK * least_disk]
+    return min(equals, key=lambda c: (c.read_bytes if resources.n_hosts > 1 else 0.0, c.seconds, c.read_bytes))
 
 
 def _check_layout(layout: Layout, problem: Problem) -> None:

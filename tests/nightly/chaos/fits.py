@@ -94,8 +94,8 @@ def configured(place: str) -> Iterator[None]:
     """Configuration with which a small fit is planned for a place: here, own workers, cluster (an ambient client)."""
     original = planner._cheapest
 
-    def on_workers(fitting: list[Any]) -> Any:
-        return original([c for c in fitting if c.execution == "dask"] or fitting)
+    def on_workers(fitting: list[Any], resources: Any) -> Any:
+        return original([c for c in fitting if c.execution == "dask"] or fitting, resources)
 
     settings: dict[str, Any] = {"dkrr.checkpoint-seconds": 0.02, "dkrr.quick-measurement": False}
     with ExitStack() as stack:
