@@ -28,7 +28,7 @@ from dkrr.errors import DkrrError
 from dkrr.kernels import CallableKernel, Kernel
 from dkrr.kernels.columns import Columns, Compound
 from dkrr.kernels.custom import FunctionCost
-from dkrr.limits import peak_resident_bytes, release_free_memory, reset_peak, resident_bytes
+from dkrr.limits import peak_resident_bytes, release_free_memory, reset_peak
 from dkrr.linalg.gram_products import Precision
 from dkrr.linalg.sources import cut_tile
 from dkrr.planning.facts import EntrySeconds
@@ -336,6 +336,6 @@ def _peak_bytes(function: Callable[[Any, Any], Any], X: Any, Y: Any) -> int:
     """
     release_free_memory()  # what the call takes of it would not be seen
     reset_peak()
-    held = resident_bytes()
+    before = peak_resident_bytes()  # where it cannot be reset, of the whole process
     result = function(X, Y)
-    return max(peak_resident_bytes() - held, 2 * int(result.nbytes))
+    return max(peak_resident_bytes() - before, 2 * int(result.nbytes))

@@ -222,7 +222,9 @@ def iterating(monkeypatch):
     monkeypatch.setattr(iterations_first, "is_surely_faster", lambda *_: False)
     for name in ("TINY_SECONDS", "SMALL_SECONDS", "MIN_COMPARED_SECONDS"):
         monkeypatch.setattr(planner, name, 0.0)
-    monkeypatch.setattr(planner, "_cheapest", lambda fitting: min(fitting, key=lambda c: (c.solver != "cg", c.seconds)))
+    monkeypatch.setattr(
+        planner, "_cheapest", lambda fitting, _: min(fitting, key=lambda c: (c.solver != "cg", c.seconds))
+    )
     monkeypatch.setattr(Watch, "prepare", lambda _: None)
 
 

@@ -121,7 +121,9 @@ def hasty(monkeypatch):
     for name in ("__call__", "prepare"):
         monkeypatch.setattr(Watch, name, lambda *_: None)
     monkeypatch.setattr(iteration, "settings_of", lambda plan: ConjugateGradient(max_iter=2))
-    monkeypatch.setattr(planner, "_cheapest", lambda fitting: min(fitting, key=lambda c: (c.solver != "cg", c.seconds)))
+    monkeypatch.setattr(
+        planner, "_cheapest", lambda fitting, _: min(fitting, key=lambda c: (c.solver != "cg", c.seconds))
+    )
 
 
 def test_a_factorisation_takes_over_where_conjugate_gradient_was_chosen_but_not_where_it_was_asked_for(hasty):
