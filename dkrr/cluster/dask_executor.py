@@ -39,6 +39,18 @@ WINDOW_PER_THREAD = 2
 """Tasks on the scheduler for each worker thread: one runs, one waits at the worker."""
 
 
+class _Completed(as_completed):  # type: ignore[misc]
+    """Futures with their results, as they are done; those whose connection is closed never are.
+
+    A run that is asked to end closes its client while results are on their way: their errors would be logged by the
+    event loop. A scheduler that is lost is noticed by `SchedulerWatch`.
+    """
+
+    async def _track_future(self, future: Any) -> None:
+        with suppress(CommClosedError):
+            await super()._track_future(future)
+
+
 def _without_module() -> Callable[..., Any]:
     """A function that no module has, so that it is pickled with its code."""
 
@@ -123,7 +135,7 @@ class DaskExecutor:
         start, queue, record = time.perf_counter(), ReadyQueue(tasks), RunRecord()
         run_id = uuid.uuid4().hex[:8]
         running: dict[str, Task] = {}
-        completed = as_completed(loop=self.client.loop, with_results=True, raise_errors=False)
+        completed = _Completed(loop=self.client.loop, with_results=True, raise_errors=False)
 
         def submit() -> None:
             window = WINDOW_PER_THREAD * self._n_threads()
