@@ -40,15 +40,18 @@ WINDOW_PER_THREAD = 2
 
 
 class _Completed(as_completed):  # type: ignore[misc]
-    """Futures with their results, as they are done; those whose connection is closed never are.
+    """Futures with their results, as they are done.
 
-    A run that is asked to end closes its client while results are on their way: their errors would be logged by the
-    event loop. A scheduler that is lost is noticed by `SchedulerWatch`.
+    A run that is asked to end closes its client while results are on their way: the event loop would log an error of
+    each.
     """
 
     async def _track_future(self, future: Any) -> None:
-        with suppress(CommClosedError):
+        try:
             await super()._track_future(future)
+        except CommClosedError:
+            if future.client.status == "running":
+                raise
 
 
 def _without_module() -> Callable[..., Any]:
