@@ -344,6 +344,7 @@ class IteratedDual(DualRidge):
             right_sides,
             preconditioner,
             mixed=self.matrix.is_mixed,
+            largest=self.matrix.largest,
             deflate=None if preconditioner.captures_constant else constant,
         )
         return iteration, groups

@@ -174,6 +174,11 @@ class GramMatrix(ABC):
         """Diagonal of diag(c) K diag(c), of shape (n,)."""
         return self._scaled_diagonal(self._scale)
 
+    @property
+    def largest(self) -> float:
+        """Largest entry of that diagonal."""
+        return float(self.scaled_diagonal.max())
+
     def _scaled_diagonal(self, scale: Array | None) -> Array:
         return self.diagonal() if scale is None else self.diagonal() * scale**2
 

@@ -77,6 +77,7 @@ def iteration_of(
     preconditioner: Preconditioner,
     *,
     mixed: bool = False,
+    largest: float = 1.0,
     deflate: Array | None = None,
 ) -> Iteration:
     """Conjugate gradient for (A + diag(s)) X = B, with the tolerance and the settings of a plan; see Iteration."""
@@ -88,6 +89,7 @@ def iteration_of(
         tol=plan.problem.tol,
         max_iter=settings_of(plan).max_iter,
         mixed=mixed,
+        largest=largest,
         deflate=deflate,
         progress=context.progress,
         watch=context.watch or unwatched,

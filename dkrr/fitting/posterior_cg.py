@@ -246,6 +246,7 @@ class _BoundedRun:
             right_sides,
             self.preconditioner,
             mixed=self.matrix.is_mixed,
+            largest=self.matrix.largest,
             deflate=None if self.preconditioner.captures_constant else self.constant,
         )
         iteration.estimates_condition = False

@@ -109,16 +109,21 @@ def condition_number(
 
 CYCLE_TOL_FRACTION = 0.9
 """Fraction of the tolerance at which the recurrence of a cycle ends, so that the true residual meets it."""
-MAX_FIRST_DROP, FIRST_DROP = 10**-3.5, 5e-3
-"""Factor by which the first cycle in float32 may reduce the residual where that is all, and where others follow."""
-LEAST_DROP, MOST_DROP, DROP_OF_NOISE = 1e-4, 0.1, 8.0
-"""Bounds of the factor by which a later cycle in float32 may reduce the residual, and its square root over the error of
-products relative to s. Where that is large, directions are soon no longer conjugate, and long cycles take far more
-iterations than short ones: 6,000 rows of QM9, λ = 1e-4 (an error of 0.03 s) 1,090 with factors of 10^-3.5, 640 with
-0.1, and 480 in float64; λ = 1e-3 360, 290 and 250; λ = 0.1 about as many with all."""
+MAX_ONLY_DROP = 10**-3.5
+"""Factor by which a cycle in float32 may reduce the residual where no other follows."""
+LEAST_DROP, MOST_DROP = 1e-4, 0.1
+"""Bounds of the factor by which one of several cycles in float32 may reduce the residual."""
+DROP_OF_CONJUGACY, DROP_OF_ERROR = 8.0, 0.4
+"""Square root of that factor, and the factor, over the error of products relative to s. Where this is large, directions
+are soon no longer conjugate, and long cycles take far more iterations than short ones: 6,000 rows of QM9, λ = 1e-4 (an
+error of 0.03 s) 1,090 with factors of 10^-3.5, 640 with 0.1, and 480 in float64; λ = 1e-3 360, 290 and 250; λ = 0.1
+about as many with all. Where it is small, what the recurrence misses by its end (0.2 of the error, on QM9) must be less
+than what is left."""
+MISSED_FACTOR = 2.0
+"""What the recurrence misses of the true residual over what the error of the cycle before says (measured: 1 to 3)."""
 MIN_NEGATIVE_FRACTION = 1e-10
 """Fraction of ‖r‖‖z‖ below which a negative rᵀz says nothing of the preconditioner."""
-ROUNDED_PRODUCT = 4e-8
+ROUNDED_PRODUCT = 6e-8
 """Error of products in float32 over √n times the size of entries and the norm of the vector (measured on QM9)."""
 MIXED_FACTOR, MIXED_FACTOR_OF_NOISE, MAX_PRICED_NOISE = 1.1, 10.0, 0.1
 """Iterations with products in float32 over those in float64, what the error of products over s adds to that (measured
@@ -155,6 +160,8 @@ class Iteration:
     max_iter : int
     mixed : bool
         Begin with products in float32.
+    largest : float
+        Size of the largest entries of A, from which the error of products in float32 is expected until it is measured.
     deflate : ndarray of shape (n,), optional
         A direction that every residual is kept free of: the constant, whose eigenvalue towers above the others.
     progress : Progress
@@ -190,6 +197,7 @@ class Iteration:
     tol: float | Array = 1e-8
     max_iter: int = 1000
     mixed: bool = False
+    largest: float = 1.0
     deflate: Array | None = None
     progress: Progress = field(default_factory=Progress)
     on_cycle: Callable[[State], None] = lambda _: None
@@ -205,9 +213,6 @@ class Iteration:
     """State at the end of the last run."""
     reached: Array = field(default_factory=lambda: np.zeros(0), init=False)
     """What the tolerance is for, (m,), of the true residuals after the last cycle."""
-    _noise: Array | None = field(default=None, init=False)
-    """Norm of the error of products in float32 over that of the vectors, as the last cycle had it, (m,); NaN where it
-    is not known."""
     _deflates_in: Precision | None = field(default=None, init=False)
 
     def run(self, start: Array | None = None, state: State | None = None) -> CGOutcome:
@@ -237,6 +242,8 @@ class Iteration:
         if state is None:
             state = self._first_state(start)
         state.sizes = self._sizes
+        if not len(state.error):
+            state.error = np.full(len(norms), error_of_products(len(self._b), self.largest))
         self.reached = self._relative(state.residual, np.arange(len(norms)))
         self._shown, self._scale = 0.0, 1.0 / self._norms
         """Factor of ‖r‖ in what is noted of it: as what the tolerance is for was last found to be."""
@@ -372,7 +379,7 @@ class Iteration:
         x = state.x[:, columns] + cycle.correction
         residual = self._true_residual(x, columns)
         if state.precision == "float32":
-            self._measure_noise(cycle, residual)
+            _measure_error(state.error, cycle, residual)
         before, after = self.reached[columns], self._relative(residual, columns)
         after = np.where(np.isfinite(after), after, np.inf)
         better = after < before
@@ -414,7 +421,7 @@ class Iteration:
         if self.measure is not None:
             goal, least = norms * self._step(self.reached[columns], columns), MIN_RECURRENCE_REDUCTION * norms
         elif state.precision == "float32":
-            goal = norms * self._drops(goal / norms, columns)
+            goal = norms * self._drops(state, goal / norms, columns)
         correction = np.zeros_like(residual)
         if self.deflate is not None:
             # The best multiple of the deflated direction, of which all that follows is free.
@@ -426,23 +433,11 @@ class Iteration:
         product = (residual * z).sum(axis=0)
         return Cycle(columns, goal, correction, residual, z, product, least)
 
-    def _drops(self, wanted: Array, columns: NDArray[np.intp]) -> Array:
+    def _drops(self, state: State, wanted: Array, columns: NDArray[np.intp]) -> Array:
         """Factors by which a cycle in float32 reduces residuals that are to become this much smaller in all."""
-        first = np.where(wanted >= MAX_FIRST_DROP, wanted, np.maximum(wanted, FIRST_DROP))
-        if self._noise is None:
-            return first
-        least = self._shift_of(columns).min(axis=0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            drop = np.clip((DROP_OF_NOISE * self._noise[columns] / least) ** 2, LEAST_DROP, MOST_DROP)
-        n_cycles = np.maximum(1, np.ceil(np.log(wanted) / np.log(drop)))
-        return np.where(np.isnan(drop), first, wanted ** (1 / n_cycles))
-
-    def _measure_noise(self, cycle: Cycle, residual: Array) -> None:
-        """Measure the error of products in float32, which the recurrence has added up over a cycle."""
-        if self._noise is None:
-            self._noise = np.full(len(self._norms), nan)
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            self._noise[cycle.columns] = column_norms(residual - cycle.residual) / column_norms(cycle.correction)
+            noise = state.error[columns] / self._shift_of(columns).min(axis=0)
+        return np.asarray(wanted ** (1 / cycles_in_low_precision(wanted, noise)))
 
     def _tol_of(self, columns: NDArray[np.intp]) -> Array:
         return np.broadcast_to(self.tol, self._norms.shape)[columns]
@@ -451,21 +446,39 @@ class Iteration:
         """Factor by which ‖r‖ is to become smaller, for the measure that has been reached."""
         return np.clip(0.5 * self._tol_of(columns) / np.clip(reached, 1e-300, 1e300), MIN_MEASURED_REDUCTION, 1.0)
 
-    def _going(self, cycle: Cycle, open_: NDArray[np.intp], residual: Array, norms: Array) -> NDArray[np.bool_]:
+    def _going(self, state: State, open_: NDArray[np.intp], residual: Array, norms: Array) -> NDArray[np.bool_]:
         """Mask of open columns that continue; those that meet their goal but not the tolerance get a smaller goal."""
+        cycle = state.cycle
+        assert cycle is not None
         going = norms > cycle.goal[open_]
-        if self.measure is None or going.all():
+        if going.all():
             return going
-        met, columns = ~going, cycle.columns[open_[~going]]
-        reached = self._relative(np.ascontiguousarray(residual[:, met]), columns)
-        with np.errstate(over="ignore"):
-            self._scale[columns] = reached / np.maximum(norms[met], 1e-300)
-        cycle.goal[open_[met]] = np.where(
-            reached > self.recurrence_fraction * self._tol_of(columns),
-            np.maximum(norms[met] * self._step(reached, columns), cycle.least[open_[met]]),
-            cycle.goal[open_[met]],
-        )
+        met = open_[~going]
+        if self.measure is not None:
+            self._go_on_to_measure(cycle, met, np.ascontiguousarray(residual[:, ~going]), norms[~going])
+        elif state.precision == "float32":
+            self._allow_for_error(state, cycle, met)
         return norms > cycle.goal[open_]
+
+    def _go_on_to_measure(self, cycle: Cycle, met: NDArray[np.intp], residual: Array, norms: Array) -> None:
+        """Take smaller goals where what is measured of the residual does not meet the tolerance."""
+        columns = cycle.columns[met]
+        reached = self._relative(residual, columns)
+        with np.errstate(over="ignore"):
+            self._scale[columns] = reached / np.maximum(norms, 1e-300)
+        cycle.goal[met] = np.where(
+            reached > self.recurrence_fraction * self._tol_of(columns),
+            np.maximum(norms * self._step(reached, columns), cycle.least[met]),
+            cycle.goal[met],
+        )
+
+    def _allow_for_error(self, state: State, cycle: Cycle, met: NDArray[np.intp]) -> None:
+        """Take smaller goals where the true residual is expected to miss the tolerance by a little."""
+        columns, goal = cycle.columns[met], cycle.goal[met]
+        last = self.recurrence_fraction * self._tol_of(columns) * self._norms[columns]
+        missed = state.error[columns] * column_norms(cycle.correction[:, met])
+        lower = np.sqrt(np.clip(last**2 - (MISSED_FACTOR * missed) ** 2, last**2 / 4, None))
+        cycle.goal[met] = np.where((goal < 1.001 * last) & (missed < last), np.minimum(goal, lower), goal)
 
     def _shift_of(self, columns: NDArray[np.intp]) -> Array:
         return self.shift if self.shift.shape[1] == 1 else self.shift[:, columns]
@@ -512,7 +525,7 @@ class Iteration:
             cycle.residual[:, open_] = new
             norms = np.linalg.norm(new, axis=0)
             state.iteration += 1
-            going = self._going(cycle, open_, new, norms)
+            going = self._going(state, open_, new, norms)
             self._note_residual(state, float((norms * self._scale[columns]).max()), is_true=False)
             open_, new, old = open_[going], np.ascontiguousarray(new[:, going]), old[:, going]
             if len(open_):
@@ -595,6 +608,14 @@ class Iteration:
         self._shown = max(way, self._shown)
 
 
+def _measure_error(error: Array, cycle: Cycle, residual: Array) -> None:
+    """Enter the error of products in float32, which the recurrence has added up over a cycle."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        found = column_norms(residual - cycle.residual) / column_norms(cycle.correction)
+    is_known = np.isfinite(found)
+    error[cycle.columns[is_known]] = found[is_known]
+
+
 def _check_product(curvature: Array, direction: Array) -> None:
     """Raise NotFiniteError if pᵀAp is infinite or NaN, which is not a direction of negative curvature."""
     if not np.isfinite(direction).all():
@@ -609,19 +630,32 @@ def _check_product(curvature: Array, direction: Array) -> None:
         )
 
 
-def noise_of_products(n: int, size: float, shift: float) -> float:
+def error_of_products(n: int, largest: float) -> float:
+    """Expected error of products in float32, over the norm of the vector.
+
+    Parameters
+    ----------
+    n : int
+        Number of rows.
+    largest : float
+        Size of the largest entries of A.
+    """
+    return ROUNDED_PRODUCT * sqrt(n) * largest
+
+
+def noise_of_products(n: int, largest: float, shift: float) -> float:
     """Expected error of products in float32, relative to s; 1 where it is larger.
 
     Parameters
     ----------
     n : int
         Number of rows.
-    size : float
-        Size of the entries of A.
+    largest : float
+        Size of the largest entries of A.
     shift : float
         Smallest s.
     """
-    error = ROUNDED_PRODUCT * sqrt(n) * size
+    error = error_of_products(n, largest)
     return error / shift if error < shift else 1.0
 
 
@@ -630,16 +664,17 @@ def iterations_in_low_precision(iterations: int, noise: float) -> int:
     return ceil(iterations * (MIXED_FACTOR + MIXED_FACTOR_OF_NOISE * min(noise, MAX_PRICED_NOISE)))
 
 
-def cycles_in_low_precision(tol: float, noise: float = 0.0) -> int:
-    """True residuals that a mixed solve computes, each a product in float64.
+def cycles_in_low_precision(tol: float | Array, noise: float | Array = 0.0) -> NDArray[np.intp]:
+    """Cycles in float32 that reduce residuals by a factor, each followed by a product in float64.
 
     Parameters
     ----------
-    tol : float
-    noise : float
+    tol : float or ndarray of shape (m,)
+        The factor.
+    noise : float or ndarray of shape (m,)
         Error of products in float32 relative to s.
     """
-    if tol >= MAX_FIRST_DROP:
-        return 1
-    drop = min(max((DROP_OF_NOISE * noise) ** 2, LEAST_DROP), MOST_DROP)
-    return 1 + ceil(round(log(tol / FIRST_DROP) / log(drop), 6))
+    drop = np.clip(np.maximum((DROP_OF_CONJUGACY * noise) ** 2, DROP_OF_ERROR * noise), LEAST_DROP, MOST_DROP)
+    # Rounded, so that 1e-8 is two cycles of 1e-4.
+    cycles = np.ceil(np.round(np.log(tol) / np.log(drop), 6))
+    return np.maximum(1, np.where(np.asarray(tol) >= MAX_ONLY_DROP, 1, cycles)).astype(np.intp)

@@ -259,6 +259,7 @@ class DualObjective(Objective):
             tol=min(forcing, DIRECT_TOL) if preconditioner.is_complete else forcing,
             max_iter=self.max_iter,
             mixed=self.mixed,
+            largest=self.largest * float(root.scale.max()) ** 2,
             progress=Progress() if preconditioner.is_complete else self.progress,
             estimates_condition=False,
             watch=self.watch or unwatched,

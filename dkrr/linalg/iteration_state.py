@@ -40,6 +40,9 @@ class State:
     """Seconds of the fit so far, in all of its runs, where its iterations are watched."""
     sizes: Array | None = None
     """The `column_sizes` of the right-hand sides, (m,); None before the iteration has begun."""
+    error: Array = field(default_factory=lambda: np.zeros(0))
+    """Norm of the error of products in float32 over that of the vectors, (m,), as the last cycle had it; before, as it
+    is expected. Empty before the iteration has begun."""
 
     def solution(self) -> Array:
         """Solution so far, of the cycle that is open too, (n, m)."""
@@ -62,6 +65,7 @@ class State:
             "has_ended": self.has_ended,
             "spent": self.spent,
             "sizes": None if self.sizes is None else self.sizes.tolist(),
+            "error": self.error.tolist(),
         }
         if self.extremes is not None:
             arrays["extremes"] = self.extremes
@@ -87,6 +91,7 @@ class State:
             has_ended=plain["has_ended"],
             spent=plain["spent"],
             sizes=None if plain.get("sizes") is None else np.array(plain["sizes"]),
+            error=np.array(plain.get("error", [])),
         )
         if plain["columns"] is not None:
             state.cycle = Cycle(

@@ -285,6 +285,7 @@ class GradientSystems:
             right_sides,
             preconditioner,
             mixed=self.matrix.is_mixed,
+            largest=self.matrix.largest,
         )
         iteration.estimates_condition, iteration.tol = False, np.full(len(shift), self._tol)
         return FoldSolution(iteration, operator, width)

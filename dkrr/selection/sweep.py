@@ -399,6 +399,7 @@ class FoldSweep:
             systems.right_sides(),
             preconditioner,
             mixed=self._matrix.is_mixed,
+            largest=self._matrix.largest,
         )
         iteration.estimates_condition, iteration.recurrence_fraction = False, RECURRENCE_FRACTION
         iteration.tol = np.full(len(systems.shift), plan.problem.tol)

@@ -204,7 +204,7 @@ class IterativeDual:
         size = 1.0 if self.problem.kernel.has_unit_diagonal else max(1.0, self.problem.facts.spectrum.largest)
         noise = noise_of_products(self.problem.n, size, shift)
         more = MORE_CYCLES_OF_FOLDS if self.problem.n_folds > 1 else 0
-        return iterations_in_low_precision(iterations, noise), cycles_in_low_precision(s.tol, noise) + more
+        return iterations_in_low_precision(iterations, noise), int(cycles_in_low_precision(s.tol, noise)) + more
 
     def strategy(self, method: Method, precision: Precision, fraction: float) -> Strategy:
         """Candidate with tiles in a fraction of the memory that is left for them."""
