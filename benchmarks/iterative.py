@@ -428,15 +428,14 @@ def beside_its_loop(n: int, memory_limit: str, cache: Path | None) -> None:
 
 
 def _seconds(work: Callable[..., Any], *arguments: Any) -> float:
-    """Shortest of two times."""
-    times = []
-    for _ in range(2):
-        start = perf_counter()
+    """Mean of several times, as a fit has it: the shortest would be that of the machine's best moment."""
+    start = perf_counter()
+    for _ in range(LOOP_PASSES):
         work(*arguments)
-        times.append(perf_counter() - start)
-    return min(times)
+    return (perf_counter() - start) / LOOP_PASSES
 
 
+LOOP_PASSES = 5
 PLAIN_BLOCK = (512, 2048)
 """Rows and columns of a block that stays in the cache (of several tried the fastest)."""
 

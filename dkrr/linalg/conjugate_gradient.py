@@ -127,7 +127,7 @@ ROUNDED_PRODUCT = 6e-8
 """Error of products in float32 over √n times the size of entries and the norm of the vector (measured on QM9)."""
 MIXED_FACTOR, MIXED_FACTOR_OF_NOISE, MAX_PRICED_NOISE = 1.1, 10.0, 0.1
 """Iterations with products in float32 over those in float64, what the error of products over s adds to that (measured
-on 10,000 rows of QM9: 1.1 to 1.2 with errors up to 0.004 s, 1.4 to 1.5 with 0.04 s), and the error from which on they
+on 10,000 rows of QM9: 1.1 to 1.2 with errors up to 0.006 s, 1.6 with 0.06 s), and the error from which on they
 are soon given up."""
 ROUND_TRIPS_PER_ITERATION = 3
 """Round trips to Dask's workers: one for A and two for a preconditioner whose factor they hold."""
