@@ -33,7 +33,7 @@ from dkrr.kernels import RBF
 from dkrr.linalg.cholesky import cholesky_task_bytes, cholesky_work, factor_bytes, partial_bytes, tile_steps
 from dkrr.linalg.square import gram_workspace_bytes
 from dkrr.linalg.substitution import substitution_places
-from dkrr.planning.planner import EQUAL_TIME
+from dkrr.planning.explain import EQUAL_TIME
 from dkrr.planning.resources import PROCESS_MARGIN_BYTES, WORKER_BASELINE_BYTES, Rates
 from dkrr.store import TileGrid
 from dkrr.text import format_bytes, format_seconds

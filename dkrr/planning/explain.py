@@ -13,6 +13,8 @@ from dkrr.text import Explained, Reason, codes_of, format_bytes, format_seconds,
 
 SMALL_SECONDS = 3.0
 """Work below this needs no workers."""
+EQUAL_TIME = 1.03
+"""Ratio of projected times below which they count as equal; the disk decides then."""
 NOT_ENOUGH_MEMORY = Reason("memory", "needs more memory than allowed")
 NO_FACTOR_LEFT = Reason("no-factor-left", "leaves no factor in float64, which standard deviations take")
 CG_REQUESTED = Reason("cg-requested", "conjugate gradient was requested")
@@ -103,7 +105,7 @@ def kernel_of(p: Problem) -> str:
 def rejection(rejected: Strategy, chosen: Strategy) -> str:
     """Why a candidate is not the plan."""
     ratio = rejected.seconds / max(chosen.seconds, 1e-9)
-    if ratio > 1.03:
+    if ratio > EQUAL_TIME:
         times = f"{ratio:.2f}" if ratio < 1.095 else f"{ratio:.2g}" if ratio < 99.5 else f"{ratio:,.0f}"
         compared = f"slower, {times} × the time"
     else:

@@ -9,7 +9,7 @@ from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError,
 from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.planning import target_batches
 from dkrr.planning.drawing import Drawing
-from dkrr.planning.explain import NO_FACTOR_LEFT, NOT_ENOUGH_MEMORY, SMALL_SECONDS
+from dkrr.planning.explain import EQUAL_TIME, NO_FACTOR_LEFT, NOT_ENOUGH_MEMORY, SMALL_SECONDS
 from dkrr.planning.growing import as_if_new, growth_reason, instead_of_growing
 from dkrr.planning.iterations_first import doubt, is_soon_done, watched
 from dkrr.planning.plan import Plan
@@ -24,8 +24,6 @@ TINY_SECONDS = 0.1
 MIN_COMPARED_SECONDS = 60.0
 """Work in memory below this is not compared with tiles on disk, which are slower: to price those takes 0.1 s."""
 
-EQUAL_TIME = 1.03
-"""Ratio of projected times below which they count as equal; the disk decides then."""
 MORE_DISK = 1.25
 """Ratio of disk space below which it counts as equal."""
 

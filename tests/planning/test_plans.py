@@ -17,8 +17,8 @@ from dkrr.cost import STAGE_NAMES
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, StoreError
 from dkrr.fitting.costs.tile_costs import MAX_TILES_PER_SIDE
 from dkrr.fitting.request_plans import make_plan
+from dkrr.planning.explain import EQUAL_TIME
 from dkrr.planning.iterations_first import PROMISED, SURE_SPEEDUP
-from dkrr.planning.planner import EQUAL_TIME
 from dkrr.planning.problem import Layout
 from dkrr.planning.resources import Rates, WorkerShare
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, RPCholesky
