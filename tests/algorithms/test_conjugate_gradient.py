@@ -12,6 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr import KernelRidge
 from dkrr.blas import column_sizes
+from dkrr.cluster import Progress
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.linalg.conjugate_gradient import (
     STALL_ITERATIONS,
@@ -153,6 +154,23 @@ def test_no_true_residual_is_in_vain_where_products_in_float32_are_as_wrong_as_e
     assert found.status is Status.CONVERGED and found.residuals.max() <= tol
     assert [p for p, _ in operator.products].count("float64") == cycles_in_low_precision(tol, noise)
     assert found.iterations <= 1.5 * solve(A, shift, B, tol=tol).run().iterations
+
+
+@both_precisions
+def test_progress_is_complete_only_once_the_true_residual_is_known(mixed):
+    class Way(Progress):
+        total = done = 0.0
+
+        def begin(self, name, total, done):
+            self.total = total
+
+        def advance(self, flops):
+            self.done += flops
+
+    way, before = Way(), []
+    operator = Changed(positive_definite(N), change=lambda _, p: before.append(way.done) or p, precision="float64")
+    assert solve(operator, ONE, right_sides(), tol=1e-9, mixed=mixed, progress=way).run().status is Status.CONVERGED
+    assert 0.5 * way.total < before[-1] < 0.99 * way.total and way.done == pytest.approx(way.total)
 
 
 @both_precisions
