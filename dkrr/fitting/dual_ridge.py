@@ -29,7 +29,7 @@ from dkrr.linalg.factor import Factor
 from dkrr.linalg.gram_products import LastProduct
 from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.preconditioners import Identity, LazyPreconditioner, LowRank, Preconditioner
-from dkrr.linalg.refinement import Refinement
+from dkrr.linalg.refinement import Refinement, rounding_level
 from dkrr.linalg.residual import Check, energies, subtract_intercept_residual, without_intercept
 from dkrr.linalg.result import Status, direct_status, is_doubtful
 from dkrr.linalg.triangle import TriangleRows
@@ -42,6 +42,8 @@ Group = tuple[NDArray[np.intp], int]
 
 MAX_TIGHTENINGS = 3
 """Times that an iteration is continued with a smaller tolerance since the coefficients did not meet the given one."""
+NEGLIGIBLE_ROUNDING = 0.1
+"""Residual that rounding may leave, over the tolerance, in products of coefficients that are computed from others."""
 CANCELLATION = (
     "the residual is that of the coefficients, which with an intercept are differences of nearly equal numbers: "
     "increase alpha, or bring the sample weights nearer to each other"
@@ -194,25 +196,34 @@ class DualRidge:
     def _checked(
         self, groups: Sequence[Group], iteration: Iteration, products: LastProduct, outcome: CGOutcome
     ) -> tuple[Array, Array]:
-        """Relative residuals and squares by targets, in the order of the groups."""
-        solutions, right_sides, sizes, kept, first = list[Array](), list[Array](), list[Array](), list[int](), 0
+        """Relative residuals and squares by targets, in the order of the groups.
+
+        K α is K u − K v b, of the last products, unless u and v b cancel so far that rounding would show.
+        """
+        unit = column_sizes(iteration.right_sides)  # with which the iteration works
+        images = products.of(outcome.x / unit) * unit
+        parts, sizes, terms, kept, first = list[tuple[Array, ...]](), list[Array](), list[Array](), list[int](), 0
         for targets, width in groups:
             where = slice(first, first + width)
-            x, b = outcome.x[:, where], iteration.right_sides[:, where]
+            x, b, image = outcome.x[:, where], iteration.right_sides[:, where], images[:, where]
             constants = self._take(targets, x)
             sizes.append(column_norms(b[:, : len(targets)]))
             if constants is not None:
-                x, b = without_intercept(x.copy(), constants), without_intercept(b.copy(), constants)
-            solutions.append(x)
-            right_sides.append(b)
+                of_x = column_norms(x)
+                terms.append(of_x[: len(targets)] + of_x[len(targets)] * np.abs(constants).sum(axis=0))
+                x, b, image = (without_intercept(v, constants) for v in (x.copy(), b.copy(), image))
+            parts.append((x, b, image))
             kept += range(first, first + len(targets))
             first = where.stop
-        x, b = (np.hstack(part) if len(part) > 1 else part[0] for part in (solutions, right_sides))
+        x, b, product = (np.hstack(same) if len(same) > 1 else same[0] for same in zip(*parts, strict=True))
         shift = iteration.shift if iteration.shift.shape[1] == 1 else iteration.shift[:, kept]
-        unit = column_sizes(iteration.right_sides)[kept]  # with which the iteration works
-        product = products.of(x / unit) * unit
+        norms, unit = np.concatenate(sizes), unit[kept]
+        if terms:
+            level = rounding_level(len(x), self.matrix.largest, np.concatenate(terms)[None, :], norms[None, :])
+            if not (level <= NEGLIGIBLE_ROUNDING * float(iteration.tol)).all():
+                product = products.of(x / unit) * unit
         with np.errstate(over="ignore", invalid="ignore"):
-            norms, left = np.concatenate(sizes), (b - product - shift * x) / unit
+            left = (b - product - shift * x) / unit
             if self._data.fit_intercept:
                 constant = np.ones(len(b)) if self.scale is None else self.scale
                 more, _ = subtract_intercept_residual(left, constant)

@@ -20,6 +20,7 @@ from dkrr.linalg.conjugate_gradient import (
     cycles_in_low_precision,
     error_of_products,
 )
+from dkrr.linalg.gram_products import TiledOperator
 from dkrr.linalg.iteration_state import State
 from dkrr.linalg.preconditioners import Diagonal, Identity, LowRank, Preconditioner
 from dkrr.linalg.quadrature import LanczosTrace, log_quadrature
@@ -446,3 +447,24 @@ def test_a_small_lambda_takes_few_more_iterations_with_products_in_float32():
         return KernelRidge(1e-4, kernel="rbf", gamma=1 / 16, solver=solver, tol=1e-6).fit(X, y).solve_result_.iterations
 
     assert iterations("mixed") <= 1.45 * iterations("float64")
+
+
+@pytest.mark.parametrize("precision", ["float64", "mixed"])
+def test_an_intercept_costs_no_product_after_the_last_true_residual_unless_digits_cancel(monkeypatch, precision):
+    products, multiply = [], TiledOperator.multiply
+    monkeypatch.setattr(TiledOperator, "multiply", lambda *a, **k: products.append(a[2]) or multiply(*a, **k))
+    X, rng = random(300, 3), np.random.default_rng(2)
+    y = X[:, 0] ** 2 + 0.1 * rng.standard_normal(300)
+    K = np.exp(-0.3 * ((X[:, None] - X) ** 2).sum(axis=2))
+
+    def more_products(tol):
+        products.clear()
+        solver = ConjugateGradient(precision=precision)
+        model = KernelRidge(0.01, kernel="rbf", gamma=0.3, fit_intercept=True, solver=solver, tol=tol).fit(X, y)
+        left = y - model.intercept_ - K @ model.dual_coef_ - 0.01 * model.dual_coef_
+        found, relative = model.solve_result_, np.linalg.norm(left) / np.linalg.norm(y - y.mean())
+        assert found.residual == pytest.approx(relative, rel=0.1, abs=1e-13) and relative <= max(tol, 1e-13)
+        n_true = sum(line.is_true for line in found.history)
+        return products.count("float64") - n_true - (found.iterations if precision == "float64" else 0)
+
+    assert (more_products(1e-8), more_products(1e-12)) == (0, 1)
