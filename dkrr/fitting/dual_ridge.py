@@ -220,7 +220,7 @@ class DualRidge:
         norms, unit = np.concatenate(sizes), unit[kept]
         if terms:
             level = rounding_level(len(x), self.matrix.largest, np.concatenate(terms)[None, :], norms[None, :])
-            if not (level <= NEGLIGIBLE_ROUNDING * float(iteration.tol)).all():
+            if not (level <= NEGLIGIBLE_ROUNDING * np.min(iteration.tol)).all():
                 product = products.of(x / unit) * unit
         with np.errstate(over="ignore", invalid="ignore"):
             left = (b - product - shift * x) / unit
