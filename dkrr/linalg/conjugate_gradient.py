@@ -437,8 +437,7 @@ class Iteration:
 
     def _drops(self, state: State, wanted: Array, columns: NDArray[np.intp]) -> Array:
         """Factors by which a cycle in float32 reduces residuals that are to become this much smaller in all."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            noise = state.error[columns] / self._shift_of(columns).min(axis=0)
+        noise = relative_noise(state.error[columns], self._shift_of(columns).min(axis=0))
         return np.asarray(wanted ** (1 / cycles_in_low_precision(wanted, noise)))
 
     def _tol_of(self, columns: NDArray[np.intp]) -> Array:
@@ -649,20 +648,10 @@ def error_of_products(n: int, largest: float) -> float:
     return ROUNDED_PRODUCT * sqrt(n) * largest
 
 
-def noise_of_products(n: int, largest: float, shift: float) -> float:
-    """Expected error of products in float32, relative to s; 1 where it is larger.
-
-    Parameters
-    ----------
-    n : int
-        Number of rows.
-    largest : float
-        Size of the largest entries of A.
-    shift : float
-        Smallest s.
-    """
-    error = error_of_products(n, largest)
-    return error / shift if error < shift else 1.0
+def relative_noise(error: float | Array, shift: float | Array) -> NDArray[np.float64]:
+    """Error of products in float32 relative to s ≥ 0; 1 where it is larger."""
+    with np.errstate(over="ignore"):
+        return np.asarray(np.minimum(error / np.maximum(shift, 1e-300), 1.0))
 
 
 def iterations_in_low_precision(iterations: int, noise: float) -> int:
@@ -678,7 +667,7 @@ def cycles_in_low_precision(tol: float | Array, noise: float | Array = 0.0) -> N
     tol : float or ndarray of shape (m,)
         The factor.
     noise : float or ndarray of shape (m,)
-        Error of products in float32 relative to s.
+        Error of products in float32 relative to s, at most 1.
     """
     drop = np.clip(np.maximum((DROP_OF_CONJUGACY * noise) ** 2, DROP_OF_ERROR * noise), LEAST_DROP, MOST_DROP)
     # Rounded, so that 1e-8 is two cycles of 1e-4.

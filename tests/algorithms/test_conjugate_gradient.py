@@ -19,6 +19,7 @@ from dkrr.linalg.conjugate_gradient import (
     Iteration,
     cycles_in_low_precision,
     error_of_products,
+    relative_noise,
 )
 from dkrr.linalg.gram_products import TiledOperator
 from dkrr.linalg.iteration_state import State
@@ -128,7 +129,13 @@ def test_mixed_precision_uses_float32_but_for_the_residuals():
     assert low.count("float32") == mixed.iterations and high == ["float64"] * (plain.iterations + 1)
     assert low.count("float64") == cycles_in_low_precision(1e-9) == 3 == sum(h.is_true for h in mixed.history)
     assert cycles_in_low_precision(np.array([0.1, 1e-3, 1e-4, 1e-6, 1e-8, 1e-12])).tolist() == [1, 1, 1, 2, 2, 3]
-    assert cycles_in_low_precision(1e-6, np.array([0.0, 1e-3, 4e-3, 4e-2, np.inf])).tolist() == [2, 2, 3, 6, 6]
+    assert cycles_in_low_precision(1e-6, np.array([0.0, 1e-3, 4e-3, 4e-2, 1.0])).tolist() == [2, 2, 3, 6, 6]
+    assert relative_noise(np.array([0.0, 1e-6, 1e-6, 1e200]), np.array([0.0, 1e-3, 0.0, 1e-300])).tolist() == [
+        0,
+        1e-3,
+        1,
+        1,
+    ]
 
 
 @dataclass
@@ -450,9 +457,14 @@ def test_a_small_lambda_takes_few_more_iterations_with_products_in_float32():
 
 
 @pytest.mark.parametrize("precision", ["float64", "mixed"])
-def test_an_intercept_costs_no_product_after_the_last_true_residual_unless_digits_cancel(monkeypatch, precision):
+def test_an_intercept_costs_no_product_after_the_last_true_residual_unless_rounding_would_show(monkeypatch, precision):
     products, multiply = [], TiledOperator.multiply
-    monkeypatch.setattr(TiledOperator, "multiply", lambda *a, **k: products.append(a[2]) or multiply(*a, **k))
+
+    def counted(self, vectors, precision="float64", columns=None):
+        products.append(precision)
+        return multiply(self, vectors, precision, columns)
+
+    monkeypatch.setattr(TiledOperator, "multiply", counted)
     X, rng = random(300, 3), np.random.default_rng(2)
     y = X[:, 0] ** 2 + 0.1 * rng.standard_normal(300)
     K = np.exp(-0.3 * ((X[:, None] - X) ** 2).sum(axis=2))

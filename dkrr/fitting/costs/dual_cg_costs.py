@@ -19,8 +19,9 @@ from dkrr.fitting.costs.iteration_estimates import dual_iterations
 from dkrr.linalg.conjugate_gradient import (
     ROUND_TRIPS_PER_ITERATION,
     cycles_in_low_precision,
+    error_of_products,
     iterations_in_low_precision,
-    noise_of_products,
+    relative_noise,
 )
 from dkrr.linalg.fold_preconditioner import capacitance_work, squares_of_sets
 from dkrr.linalg.gram_products import (
@@ -202,7 +203,7 @@ class IterativeDual:
         if precision == "float64":
             return iterations, 1
         size = 1.0 if self.problem.kernel.has_unit_diagonal else max(1.0, self.problem.facts.spectrum.largest)
-        noise = noise_of_products(self.problem.n, size, shift)
+        noise = float(relative_noise(error_of_products(self.problem.n, size), shift))
         more = MORE_CYCLES_OF_FOLDS if self.problem.n_folds > 1 else 0
         return iterations_in_low_precision(iterations, noise), int(cycles_in_low_precision(s.tol, noise)) + more
 
