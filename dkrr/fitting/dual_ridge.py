@@ -65,6 +65,10 @@ def tightened(tol: float, reached: float, residual: float) -> float | None:
     return smaller if smaller > 0 else None
 
 
+def _beside(parts: Sequence[Array]) -> Array:
+    return np.hstack(parts) if len(parts) > 1 else parts[0]
+
+
 @dataclass(frozen=True)
 class RidgeSystem:
     """System of the targets that share one value of λ."""
@@ -200,28 +204,32 @@ class DualRidge:
 
         K α is K u − K v b, of the last products, unless u and v b cancel so far that rounding would show.
         """
-        unit = column_sizes(iteration.right_sides)  # with which the iteration works
-        images = products.of(outcome.x / unit) * unit
-        parts, sizes, terms, kept, first = list[tuple[Array, ...]](), list[Array](), list[Array](), list[int](), 0
+        solutions, right_sides, sizes, terms = list[Array](), list[Array](), list[Array](), list[Array]()
+        parts, kept, first = list[tuple[slice, Array | None]](), list[int](), 0
         for targets, width in groups:
             where = slice(first, first + width)
-            x, b, image = outcome.x[:, where], iteration.right_sides[:, where], images[:, where]
+            x, b = outcome.x[:, where], iteration.right_sides[:, where]
             constants = self._take(targets, x)
+            parts.append((where, constants))
             sizes.append(column_norms(b[:, : len(targets)]))
             if constants is not None:
                 of_x = column_norms(x)
                 terms.append(of_x[: len(targets)] + of_x[len(targets)] * np.abs(constants).sum(axis=0))
-                x, b, image = (without_intercept(v, constants) for v in (x.copy(), b.copy(), image))
-            parts.append((x, b, image))
+                x, b = without_intercept(x.copy(), constants), without_intercept(b.copy(), constants)
+            solutions.append(x)
+            right_sides.append(b)
             kept += range(first, first + len(targets))
             first = where.stop
-        x, b, product = (np.hstack(same) if len(same) > 1 else same[0] for same in zip(*parts, strict=True))
+        x, b, norms = _beside(solutions), _beside(right_sides), np.concatenate(sizes)
         shift = iteration.shift if iteration.shift.shape[1] == 1 else iteration.shift[:, kept]
-        norms, unit = np.concatenate(sizes), unit[kept]
-        if terms:
-            level = rounding_level(len(x), self.matrix.largest, np.concatenate(terms)[None, :], norms[None, :])
-            if not (level <= NEGLIGIBLE_ROUNDING * np.min(iteration.tol)).all():
-                product = products.of(x / unit) * unit
+        units = column_sizes(iteration.right_sides)  # with which the iteration works
+        unit = units[kept]
+        level = rounding_level(len(x), self.matrix.largest, np.concatenate(terms)[None], norms[None]) if terms else 1.0
+        if np.all(level <= NEGLIGIBLE_ROUNDING * np.min(iteration.tol)):
+            images = products.of(outcome.x / units) * units
+            product = _beside([without_intercept(images[:, where], constants) for where, constants in parts])
+        else:
+            product = products.of(x / unit) * unit
         with np.errstate(over="ignore", invalid="ignore"):
             left = (b - product - shift * x) / unit
             if self._data.fit_intercept:

@@ -176,8 +176,8 @@ class GramMatrix(ABC):
 
     @property
     def largest(self) -> float:
-        """Largest entry of that diagonal."""
-        return float(self.scaled_diagonal.max())
+        """Size of the largest entry of that diagonal."""
+        return float(np.abs(self.scaled_diagonal).max())
 
     def _scaled_diagonal(self, scale: Array | None) -> Array:
         return self.diagonal() if scale is None else self.diagonal() * scale**2
