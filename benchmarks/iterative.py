@@ -416,7 +416,9 @@ def beside_its_loop(n: int, memory_limit: str, cache: Path | None) -> None:
         "rank": result.rank,
         "residual": result.residual,
         "preparing_seconds": preparing,
+        "true_residuals": n_true,
         "pass_seconds": passes[products.precision],
+        "true_residual_seconds": passes["float64"],
         "plain_pass_seconds": plain,
         "ratio": seconds / loop,
         "ratio_iterating": (seconds - preparing) / loop,
@@ -436,6 +438,7 @@ def _seconds(work: Callable[..., Any], *arguments: Any) -> float:
 
 
 LOOP_PASSES = 5
+"""Passes whose mean is the time of one."""
 PLAIN_BLOCK = (512, 2048)
 """Rows and columns of a block that stays in the cache (of several tried the fastest)."""
 
