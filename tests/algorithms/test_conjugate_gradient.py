@@ -138,6 +138,14 @@ def test_mixed_precision_uses_float32_but_for_the_residuals():
     ]
 
 
+def test_no_cycle_in_float32_ends_with_what_is_mostly_rounding():
+    """Its recurrence misses about 0.2 of the error of products relative to s; what is left is more, or 0.1."""
+    tol, noise = np.geomspace(1e-12, 0.9, 40)[:, None], np.geomspace(1e-6, 1.0, 40)
+    left = tol ** (1 / cycles_in_low_precision(tol, noise))
+    assert (left >= np.minimum(2 * 0.2 * noise, 0.1) * (1 - 1e-6)).all()
+    assert left.min() >= 1e-4 * (1 - 1e-6) and cycles_in_low_precision(1e-3, 2e-3) == 1
+
+
 @dataclass
 class Inexact(MatrixOperator):
     """Products in float32 have errors of this size over the norms of the vectors, all in one direction."""
