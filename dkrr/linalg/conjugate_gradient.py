@@ -110,7 +110,7 @@ def condition_number(
 CYCLE_TOL_FRACTION = 0.9
 """Fraction of the tolerance at which the recurrence of a cycle ends, so that the true residual meets it."""
 MAX_ONLY_DROP = 10**-3.5
-"""Factor by which a cycle in float32 may reduce the residual where no other follows, but for DROP_OF_ERROR."""
+"""Factor by which a cycle in float32 may reduce the residual where no other follows and DROP_OF_ERROR allows it."""
 LEAST_DROP, MOST_DROP = 1e-4, 0.1
 """Bounds of the factor by which one of several cycles in float32 may reduce the residual."""
 DROP_OF_CONJUGACY, DROP_OF_ERROR = 8.0, 0.4
