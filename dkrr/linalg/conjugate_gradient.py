@@ -109,10 +109,8 @@ def condition_number(
 
 CYCLE_TOL_FRACTION = 0.9
 """Fraction of the tolerance at which the recurrence of a cycle ends, so that the true residual meets it."""
-MAX_ONLY_DROP = 10**-3.5
-"""Factor by which a cycle in float32 may reduce the residual where no other follows and DROP_OF_ERROR allows it."""
 LEAST_DROP, MOST_DROP = 1e-4, 0.1
-"""Bounds of the factor by which one of several cycles in float32 may reduce the residual."""
+"""Bounds of the factor by which a cycle in float32 may reduce the residual."""
 DROP_OF_CONJUGACY, DROP_OF_ERROR = 8.0, 0.4
 """Square root of that factor, and the factor, over the error of products relative to s. Where this is large, directions
 are soon no longer conjugate, and long cycles take far more iterations than short ones: 6,000 rows of QM9, λ = 1e-4 (an
@@ -420,11 +418,14 @@ class Iteration:
     def _new_cycle(self, state: State, columns: NDArray[np.intp]) -> Cycle:
         residual = np.ascontiguousarray(state.residual[:, columns])
         norms = np.linalg.norm(residual, axis=0)
-        goal, least = self.recurrence_fraction * self._tol_of(columns) * self._norms[columns], np.zeros(len(columns))
+        goal = self.recurrence_fraction * self._tol_of(columns) * self._norms[columns]
         if self.measure is not None:
-            goal, least = norms * self._step(self.reached[columns], columns), MIN_RECURRENCE_REDUCTION * norms
-        elif state.precision == "float32":
-            goal = norms * self._drops(state, goal / norms, columns)
+            goal = norms * self._step(self.reached[columns], columns)
+        least = goal.copy()
+        if self.measure is None and state.precision == "float32":
+            wanted, noise = goal / norms, relative_noise(state.error[columns], self._shift_of(columns).min(axis=0))
+            goal = norms * wanted ** (1 / cycles_in_low_precision(wanted, noise))
+            least = np.clip(norms * drop_in_low_precision(noise), least, goal)
         correction = np.zeros_like(residual)
         if self.deflate is not None:
             # The best multiple of the deflated direction, of which all that follows is free.
@@ -436,11 +437,6 @@ class Iteration:
         product = (residual * z).sum(axis=0)
         return Cycle(columns, goal, correction, residual, z, product, least)
 
-    def _drops(self, state: State, wanted: Array, columns: NDArray[np.intp]) -> Array:
-        """Factors by which a cycle in float32 reduces residuals that are to become this much smaller in all."""
-        noise = relative_noise(state.error[columns], self._shift_of(columns).min(axis=0))
-        return np.asarray(wanted ** (1 / cycles_in_low_precision(wanted, noise)))
-
     def _tol_of(self, columns: NDArray[np.intp]) -> Array:
         return np.broadcast_to(self.tol, self._norms.shape)[columns]
 
@@ -449,7 +445,10 @@ class Iteration:
         return np.clip(0.5 * self._tol_of(columns) / np.clip(reached, 1e-300, 1e300), MIN_MEASURED_REDUCTION, 1.0)
 
     def _going(self, state: State, open_: NDArray[np.intp], residual: Array, norms: Array) -> NDArray[np.bool_]:
-        """Mask of open columns that continue; those that meet their goal but not the tolerance get a smaller goal."""
+        """Mask of open columns that continue; those that meet their goal but not the tolerance get a smaller goal.
+
+        While others have not met theirs, products in float32 take columns further as long as that is accurate.
+        """
         cycle = state.cycle
         assert cycle is not None
         going = norms > cycle.goal[open_]
@@ -457,20 +456,23 @@ class Iteration:
             return going
         met = open_[~going]
         if self.measure is not None:
-            self._go_on_to_measure(cycle, met, np.ascontiguousarray(residual[:, ~going]), norms[~going])
+            self._go_on_to_measure(state, cycle, met, np.ascontiguousarray(residual[:, ~going]), norms[~going])
         elif state.precision == "float32":
             self._allow_for_error(state, cycle, met)
-        return norms > cycle.goal[open_]
+        return cycle.is_going(open_, norms)
 
-    def _go_on_to_measure(self, cycle: Cycle, met: NDArray[np.intp], residual: Array, norms: Array) -> None:
+    def _go_on_to_measure(
+        self, state: State, cycle: Cycle, met: NDArray[np.intp], residual: Array, norms: Array
+    ) -> None:
         """Take smaller goals where what is measured of the residual does not meet the tolerance."""
         columns = cycle.columns[met]
         reached = self._relative(residual, columns)
         with np.errstate(over="ignore"):
             self._scale[columns] = reached / np.maximum(norms, 1e-300)
-        cycle.goal[met] = np.where(
+        least = MIN_RECURRENCE_REDUCTION * column_norms(state.residual[:, columns])
+        cycle.goal[met] = cycle.least[met] = np.where(
             reached > self.recurrence_fraction * self._tol_of(columns),
-            np.maximum(norms * self._step(reached, columns), cycle.least[met]),
+            np.maximum(norms * self._step(reached, columns), least),
             cycle.goal[met],
         )
 
@@ -503,8 +505,7 @@ class Iteration:
         """Continue the cycle until its goals are met; what it has found is in its correction."""
         cycle = state.cycle
         assert cycle is not None
-        open_ = np.flatnonzero(np.linalg.norm(cycle.residual, axis=0) > cycle.goal)
-        best = [np.inf]
+        open_, best = cycle.open(), [np.inf]
         while len(open_):
             if state.iteration >= self.max_iter:
                 return "limit"
@@ -553,6 +554,7 @@ class Iteration:
                 if state.precision == "float32" and best[-1] >= best[-1 - STALL_ITERATIONS]:
                     is_lost = np.isin(cycle.columns[open_], columns[relative >= best[-1]])
                     open_, best = self._left_to_float64(state, open_, is_lost), [np.inf]
+            open_ = open_[np.isfinite(cycle.goal[open_])]  # `on_iteration` may have ended some
         return "done"
 
     def _slow(self, n: int, residual: Array, columns: NDArray[np.intp]) -> Literal["stalled", "inexact"] | None:
@@ -660,6 +662,12 @@ def iterations_in_low_precision(iterations: int, noise: float) -> int:
     return ceil(iterations * (MIXED_FACTOR + MIXED_FACTOR_OF_NOISE * min(noise, MAX_PRICED_NOISE)))
 
 
+def drop_in_low_precision(noise: float | Array) -> NDArray[np.float64]:
+    """Factor by which a cycle in float32 may reduce residuals, from `relative_noise`."""
+    by_error = np.maximum((DROP_OF_CONJUGACY * np.asarray(noise)) ** 2, DROP_OF_ERROR * np.asarray(noise))
+    return np.asarray(np.clip(by_error, LEAST_DROP, MOST_DROP))
+
+
 def cycles_in_low_precision(tol: float | Array, noise: float | Array = 0.0) -> NDArray[np.intp]:
     """Cycles in float32 that reduce residuals by a factor, each followed by a product in float64.
 
@@ -670,8 +678,6 @@ def cycles_in_low_precision(tol: float | Array, noise: float | Array = 0.0) -> N
     noise : float or ndarray of shape (m,)
         Error of products in float32 relative to s, at most 1.
     """
-    drop = np.clip(np.maximum((DROP_OF_CONJUGACY * noise) ** 2, DROP_OF_ERROR * noise), LEAST_DROP, MOST_DROP)
     # Rounded, so that 1e-8 is two cycles of 1e-4.
-    cycles = np.ceil(np.round(np.log(tol) / np.log(drop), 6))
-    is_one = np.asarray(tol) >= np.maximum(MAX_ONLY_DROP, DROP_OF_ERROR * np.asarray(noise))
-    return np.maximum(1, np.where(is_one, 1, cycles)).astype(np.intp)
+    cycles = np.ceil(np.round(np.log(tol) / np.log(drop_in_low_precision(noise)), 6))
+    return np.maximum(1, cycles).astype(np.intp)

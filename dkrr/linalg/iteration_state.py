@@ -114,7 +114,7 @@ class Cycle:
     columns: NDArray[np.intp]
     """Numbers of these right-hand sides, (k,)."""
     goal: Array
-    """Norms at which they are done, (k,)."""
+    """Norms at which they are done if all others have met theirs, (k,); infinite for those that have been ended."""
     correction: Array
     """Change of X in this cycle, (n, k)."""
     residual: Array
@@ -124,10 +124,21 @@ class Cycle:
     product: Array
     """rᵀz, (k,)."""
     least: Array
-    """Norms below which goals are not set, (k,)."""
+    """Norms at which they are done while others have not met their goals, (k,)."""
     traced: list[Array] = field(default_factory=list)
     """Step lengths and rᵀz before them of the columns that are traced, (2, t), one array for every iteration; NaN where
     a column had converged."""
+
+    def open(self) -> NDArray[np.intp]:
+        """Places of those that are not done."""
+        every = np.arange(len(self.columns))
+        return every[self.is_going(every, np.linalg.norm(self.residual, axis=0))]
+
+    def is_going(self, places: NDArray[np.intp], norms: Array) -> NDArray[np.bool_]:
+        """Mask of those that go on, of all that are not done, by the norms of their residuals."""
+        goal = self.goal[places]
+        is_missed = norms > goal
+        return is_missed | np.isfinite(goal) & (norms > self.least[places]) if is_missed.any() else is_missed
 
     def condition(self) -> float:
         """Condition number of the preconditioned matrix that the traced columns show so far; NaN without any."""

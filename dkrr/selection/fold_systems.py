@@ -65,6 +65,10 @@ class FoldSystems:
         """Columns of a λ, of all folds."""
         return slice(self.columns(a, 0).start, self.columns(a, len(self.folds) - 1).stop)
 
+    def columns_of_all_rows(self, a: int) -> slice:
+        """Columns of a λ, of the set after the folds; empty without one."""
+        return slice(self.columns_of_folds(a).stop, self.columns(a + 1, 0).start)
+
     def right_sides(self) -> Array:
         """C_f y of all columns, and C_f 1 with an intercept; shape (n, m)."""
         return np.tile(self._of_sets(), len(self.alphas))

@@ -218,6 +218,7 @@ class EarlyStopping:
         others = np.setdiff1d(np.flatnonzero(self.is_kept), lost)
         all_solved = not worst[others].any()
         for a in lost:
+            self._end_columns(self._systems.columns_of_all_rows(a), state)
             is_known = 2 * worst[a] <= STOPPED_RESIDUAL and (self._estimates[a].change <= STOPPED_CHANGE).all()
             if worst[a] > 0 and (is_known or all_solved):
                 self.is_known[a] = is_known
@@ -236,12 +237,15 @@ class EarlyStopping:
 
     def _end(self, alphas: Iterable[int], state: State) -> None:
         """End the columns of some λ."""
-        assert state.cycle is not None
-        tol = np.array(self._iteration.tol)
         for a in alphas:
             self.is_kept[a] = False
-            tol[self._systems.columns(a, 0).start : self._systems.columns(a, self._n_sets - 1).stop] = np.inf
-        self._iteration.tol = tol
+            self._end_columns(self._systems.columns_of_folds(a), state)
+            self._end_columns(self._systems.columns_of_all_rows(a), state)
+
+    def _end_columns(self, columns: slice, state: State) -> None:
+        assert state.cycle is not None
+        self._iteration.tol = tol = np.array(self._iteration.tol)
+        tol[columns] = np.inf
         state.cycle.goal[np.isinf(tol[state.cycle.columns])] = np.inf
 
     def _is_worse(self, a: int) -> bool:

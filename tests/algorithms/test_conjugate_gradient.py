@@ -146,6 +146,32 @@ def test_no_cycle_in_float32_ends_with_what_is_mostly_rounding():
     assert left.min() >= 1e-4 * (1 - 1e-6) and cycles_in_low_precision(1e-3, 2e-3) == 1
 
 
+def test_columns_that_have_met_their_goal_go_on_in_float32_while_others_have_not():
+    """From 1 to 1e-6 in two cycles; the second column needs far more iterations for its factor of 1e-3."""
+    A, B, shift, found = positive_definite(N), right_sides(m=2), np.array([[30.0, 1e-3]]), []
+    for k in (slice(0, 1), slice(0, 2)):
+        iteration = solve(A, shift[:, k], B[:, k], tol=1e-6, mixed=True, largest=1e-6)
+        iteration.on_cycle = lambda s: found.append(s.residual[:, 0] / np.linalg.norm(B[:, 0]))
+        assert iteration.run().residuals.max() <= 1e-6
+    alone, together = np.linalg.norm(found[1]), np.linalg.norm(found[3])
+    assert 1e-4 < alone <= 1e-3 and 1e-6 < together <= 1e-4  # as far as products in float32 may go, but no further
+
+
+@both_precisions
+def test_columns_that_are_ended_take_part_in_no_further_product(mixed):
+    operator = MatrixOperator(positive_definite(N))
+    iteration = solve(operator, SHIFTS["a number for each column"], right_sides(), mixed=mixed)
+
+    def end_one(state):
+        if state.iteration == 3:
+            state.cycle.goal[1] = np.inf
+            iteration.tol = np.array([1e-8, np.inf, 1e-8])
+
+    iteration.on_iteration = end_one
+    assert iteration.run().status is Status.CONVERGED
+    assert [m for _, m in operator.products[:5]] == [3, 3, 3, 2, 2]
+
+
 @dataclass
 class Inexact(MatrixOperator):
     """Products in float32 have errors of this size over the norms of the vectors, all in one direction."""
