@@ -243,6 +243,7 @@ class EarlyStopping:
             self._end_columns(self._systems.columns_of_all_rows(a), state)
 
     def _end_columns(self, columns: slice, state: State) -> None:
+        """End columns, which a last fit may still continue."""
         assert state.cycle is not None
         self._iteration.tol = tol = np.array(self._iteration.tol)
         tol[columns] = np.inf
